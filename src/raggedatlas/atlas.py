@@ -451,6 +451,56 @@ class RaggedAtlas(ReadOnlyAtlas):
 
         return AtlasView(open_snapshot(self._opened, find_version(self._opened, version)))
 
+    def markers(
+        self,
+        by: str,
+        *,
+        within: str | None = None,
+        layer: str | None = None,
+        normalize: bool | None = None,
+        snapshot: int | str | None = None,
+        executor: Executor | Workers | None = None,
+    ) -> "pd.DataFrame":
+        """Compare every group of cells of a snapshot with the rest, and keep the table with the atlas, where the next call reads it.
+
+        The cells are taken as independent, which cells of one donor are not: this finds features that mark a group; for conclusions about
+        donors or conditions, test samples with `Query.test`.
+
+        Parameters
+        ----------
+        by, within, layer, normalize, executor
+            As of `Query.markers`.
+        snapshot : int, str or None
+            Number or label of the snapshot; None takes the newest.
+
+        Returns
+        -------
+        pandas.DataFrame
+            As of `Query.markers`. `gc` frees the tables of snapshots that were dropped; mirrors and published atlases have those of
+            theirs.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such snapshot.
+        QueryError, ArgumentError
+            As of `Query.markers`.
+        CorruptError
+            If a table that was kept is damaged.
+        ConflictError
+            If a purge is unfinished.
+
+        Examples
+        --------
+        >>> atlas.markers("cell_type", within="tissue").groupby("group").head(5)  # doctest: +SKIP
+        """
+        from raggedatlas.catalog.versions import find_version
+        from raggedatlas.query.markers import MarkerOptions, kept_markers
+
+        self._opened.require_tip("markers()")
+        view = self._opened.at(find_version(self._opened, snapshot))
+        return kept_markers(view, layer, MarkerOptions(by, within, normalize), executor, keep_in=self._opened)
+
     def restore(self, version: int | str) -> None:
         """Make a snapshot the newest state again: cells, datasets, results, geometry, links and gene tables; feature indices stay as they are."""
         from raggedatlas.catalog.snapshots import restore

@@ -170,6 +170,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "drop_dataset": lambda atlas, name: atlas.drop_dataset(name),
     "purge": lambda atlas, name: atlas.purge(name),
     "snapshot": lambda atlas: atlas.snapshot(),
+    "markers": lambda atlas: atlas.markers("dataset"),
     "drop_snapshot": lambda atlas, number: atlas.drop_snapshot(number),
     "expire_snapshots": lambda atlas: atlas.expire_snapshots(keep_last=1),
     "rename_dataset": lambda atlas, name, new: atlas.rename_dataset(name, new),
@@ -416,6 +417,8 @@ class Campaign:
         for old in list(state.snapshots)[:-1][:1]:
             left = {other: held for other, held in state.snapshots.items() if other != old}
             yield Choice("drop_snapshot", {"number": old}, replace(state, snapshots=left))
+        if any(content != _SHAPES for held in [*state.snapshots.values()][-1:] for content in held.datasets.values()):
+            yield Choice("markers", {}, state)
         newest = dict(list(state.snapshots.items())[-1:])
         yield Choice("expire_snapshots", {}, replace(state, snapshots=newest))
         if state.datasets[of] != _SHAPES and not any(item[2] == of for item in state.items):

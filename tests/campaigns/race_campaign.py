@@ -77,6 +77,7 @@ def calls_of(folder: Path, side: int) -> dict[str, Call]:
         Call("rename_dataset", {"name": ("first", "second")[side], "new": "new"}),
         Call("purge", {"name": "first"}),
         Call("snapshot"),
+        Call("markers"),
         Call("drop_snapshot", {"number": 1}),
         Call("expire_snapshots"),
         Call("restore", {"number": 2}),

@@ -177,6 +177,14 @@ CALLS: dict[str, Call] = {
     "features": lambda p: (p.atlas.features, {}),
     "find_datasets_with_features": lambda p: (p.atlas.find_datasets_with_features, {"features": ["GENE1"]}),
     "gc": lambda p: (p.atlas.gc, {}),
+    "markers": lambda p: (
+        p.atlas.markers,
+        {"by": "cell_type"} | dict.fromkeys(["within", "layer", "normalize", "snapshot", "executor"]),
+    ),
+    "view.markers": lambda p: (
+        p.atlas.checkout("first").markers,
+        {"by": "cell_type"} | dict.fromkeys(["within", "layer", "normalize", "executor"]),
+    ),
     "publish": lambda p: (
         p.atlas.publish,
         {
@@ -222,6 +230,15 @@ CALLS: dict[str, Call] = {
     ),
     "query.lazy": lambda p: (p.query.lazy, {"chunk_bytes": 1000}),
     "query.batches": lambda p: (p.query.batches, {"n": 5}),
+    "query.score": lambda p: (
+        p.query.score,
+        {"sets": {"a": ["GENE1"]}, "method": "mean", "min_features": 1, "unknown": "error"}
+        | dict.fromkeys(["layer", "normalize", "top", "executor"]),
+    ),
+    "query.markers": lambda p: (
+        p.query.markers,
+        {"by": "cell_type"} | dict.fromkeys(["within", "layer", "normalize", "executor"]),
+    ),
     "query.compare": lambda p: (p.query.compare, {"group": "cell_type = 'B'"}),
     "query.tree": lambda p: (p.query.tree, {"column": "cell_type"}),
     "query.count": lambda p: (p.query.count, {}),
@@ -554,6 +571,7 @@ FUNCTIONS |= {
 
 
 @pytest.mark.filterwarnings("ignore:No cell has")
+@pytest.mark.filterwarnings("ignore:Scores are missing")
 @pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
 @pytest.mark.parametrize("name", [*CALLS, *FUNCTIONS])
 def test_wrong_arguments_are_refused_by_name(

@@ -357,15 +357,20 @@ def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table, 
     str
         SHA-256 of the file, for `DatasetFacts.frames`.
     """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        # Bounded batches, because `StoredFrame.chunks` decodes one batch of a column at a time.
-        writer.write_table(table, max_chunksize=TEXT_ROWS)
-    data = memoryview(sink.getvalue())
+    data = encode_frame(table)
     file = frame_file(dataset_uid, name)
     if bundle is None or bundle.add({file: data}) is None:
         catalog.arrays.write_bytes(file, data)
     return hashlib.sha256(data).hexdigest()
+
+
+def encode_frame(table: pa.Table) -> memoryview:
+    """Return an Arrow file, compressed with Zstandard."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        # Bounded batches, because `StoredFrame.chunks` decodes one batch of a column at a time.
+        writer.write_table(table, max_chunksize=TEXT_ROWS)
+    return memoryview(sink.getvalue())
 
 
 def read_frame(catalog: Catalog, record: DatasetRecord, name: str, digest: str | None = None) -> pa.Table:

@@ -22,6 +22,7 @@ from raggedatlas.catalog.bundles import bundles_with
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog, shares_bundles
 from raggedatlas.catalog.deletion import remove_dead_deletions
 from raggedatlas.catalog.inventory import dataset_folders, inventory, shared_folders
+from raggedatlas.catalog.kept_tables import MARKERS
 from raggedatlas.catalog.versions import (
     HEAD,
     NUMBERED,
@@ -382,6 +383,16 @@ def remove_manifests(sweep: Sweep) -> None:
     sweep.n_bytes += sum(size for _, size in free)
 
 
+def remove_markers(sweep: Sweep) -> None:
+    """Remove tables of markers that are of no snapshot; a purge changes the root hashes of those with the dataset."""
+    folder = sweep.catalog.tables.location.child(MARKERS)
+    there = folder.list_children()
+    # Snapshots are read last, so that what is kept of one that was taken meanwhile stays.
+    roots = {record.root_hash for record in list_versions(sweep.catalog)} if there else set[str]()
+    for free in (folder.child(name) for name in there if name not in roots):
+        sweep.n_bytes += free.size() if sweep.call == "dry run" else free.delete_prefix()
+
+
 COLLECTORS: Sequence[tuple[Callable[[Sweep], None], Sequence[Call]]] = (
     (remove_half_tables, ["repair"]),
     (drop_refused_columns, ["repair"]),
@@ -395,6 +406,7 @@ COLLECTORS: Sequence[tuple[Callable[[Sweep], None], Sequence[Call]]] = (
     (delete_replaced_files, ["gc", "dry run"]),
     (remove_old_versions, ["gc", "purge", "optimize"]),
     (remove_manifests, ["gc", "purge"]),
+    (remove_markers, ["gc", "dry run", "purge"]),
     (remove_unnamed_frames, ["gc"]),
     (delete_purged_bundles, ["purge"]),
 )

@@ -15,6 +15,7 @@ from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
 from raggedatlas.catalog.integrity import read_head, read_manifest
 from raggedatlas.catalog.inventory import dataset_folders, inventory
+from raggedatlas.catalog.kept_tables import AGAIN, kept_files
 from raggedatlas.catalog.versions import list_versions, tip_versions
 from raggedatlas.errors import AtlasError
 from raggedatlas.model.assets import AssetRecord
@@ -73,7 +74,7 @@ def check_files(
     catalog : Catalog
         At the tip, which includes all snapshots, or pinned to one.
     found : Validation
-        Gets what was read, and problems: of the records themselves, ``table-file``, of the rules of `check_copy`, `check_frames`, `check_deleted_rows`,
+        Gets what was read, and problems: of the records themselves, ``table-file``, ``marker-table``, of the rules of `check_copy`, `check_frames`, `check_deleted_rows`,
         `check_specs` and `check_bytes`, ``store-files``, and ``unreadable`` where a record cannot be read.
     before : Catalog or None
         A snapshot whose files are not read.
@@ -136,6 +137,12 @@ def check_files(
         some = dict([*tokens.items()][at : at + _FILES])
         compare = partial(compare_files, catalog.tables.location, {path: files[path] for path in some})
         tasks.append(_Task((compare,), some, together=False))
+    kept = kept_files(catalog.tables.location, records)
+    tokens = {path: token for path in kept if (token := look_up(path, kept[path].sha256, stamps, (path,)))}
+    if tokens:
+        tables = {path: kept[path] for path in tokens}
+        check = partial(compare_files, catalog.tables.location, tables, rule="marker-table", fix=AGAIN)
+        tasks.append(_Task((check,), tokens, together=False))
     stamps = Stamps(catalog.arrays)
     for part in fresh:
         token = look_up(part.name, part.digest, stamps, part.paths)
@@ -251,7 +258,7 @@ def check_copy(arrays: Location, path: str) -> list[Problem]:
     return compare_files(arrays, files, rule="source-copy")
 
 
-def compare_files(location: Location, files: Files, rule: str = "table-file") -> list[Problem]:
+def compare_files(location: Location, files: Files, rule: str = "table-file", fix: str = COPY) -> list[Problem]:
     """Compare files with their recorded lengths and hashes."""
 
     def differs(path: str) -> str:
@@ -265,4 +272,4 @@ def compare_files(location: Location, files: Files, rule: str = "table-file") ->
 
     paths = sorted(files)
     each = map(differs, paths) if location.is_local else map_requests(differs, paths)
-    return [Problem(rule, "must", path, text, COPY) for path, text in zip(paths, each, strict=True) if text]
+    return [Problem(rule, "must", path, text, fix) for path, text in zip(paths, each, strict=True) if text]

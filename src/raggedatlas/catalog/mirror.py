@@ -12,6 +12,7 @@ from raggedatlas.catalog.assets import GRACE, read_links
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.kept_tables import kept_files
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
@@ -303,17 +304,17 @@ def _table_steps(
             versions[name if name in versions else ""].append(file)
     newer = {file for step in versions.values() for file in step}
     steps = [[file for file in files if file not in newer], *versions.values()]
-    steps.append([_File(path) for path in sorted(named_files(records))])
+    steps.append([_File(path) for path in sorted(named_files(tables.location, records))])
     own = {f"{VERSIONS}.lance/{path}" for path in tables.files(VERSIONS, tables.version(VERSIONS))}
     listed = {path for path in own if "/_versions/" in path}
     steps += [[_File(path) for path in sorted(part)] for part in (own - listed, listed)]
     return steps
 
 
-def named_files(records: Iterable[AtlasVersionRecord]) -> set[str]:
-    """Return the tags and manifests of snapshots, which no manifest lists: paths below ``lance_db``."""
+def named_files(place: Location, records: Sequence[AtlasVersionRecord]) -> set[str]:
+    """Return the tags and manifests of snapshots, and the tables that are kept of them, which no manifest lists: paths below ``lance_db``."""
     tags = {f"{name}.lance/{Tables.tag_file(record.tag)}" for record in records for name in record.table_versions}
-    return tags | {f"{FOLDER}/{record.manifest}.json" for record in records}
+    return tags | {f"{FOLDER}/{record.manifest}.json" for record in records} | {*kept_files(place, records)}
 
 
 def _check_shards(

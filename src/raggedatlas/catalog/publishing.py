@@ -18,6 +18,7 @@ from raggedatlas.catalog.assets import GRACE, read_links
 from raggedatlas.catalog.catalog import FORMAT, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import dataset_folders, inventory
+from raggedatlas.catalog.kept_tables import MARKERS
 from raggedatlas.catalog.mirror import PARTIAL, named_files, refuse_nested, remove_partial, write_blocks
 from raggedatlas.catalog.published import covered_arrays, published_files
 from raggedatlas.catalog.versions import find_version, list_versions
@@ -251,7 +252,7 @@ def _table_files(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> dic
     for record in records:
         entries = read_manifest(catalog, record.manifest)
         files |= {f"{TABLES}{path}": _NeededFile(place, path, *entry) for path, entry in entries.items()}
-    for path in sorted(named_files(records)):
+    for path in sorted(named_files(place, records)):
         data = place.read_bytes(path)
         files[TABLES + path] = _NeededFile(place, path, len(data), hashlib.sha256(data).hexdigest())
     return files
@@ -309,7 +310,9 @@ def _reuse(
 def _plan(files: Mapping[str, _NeededFile], places: dict[str, PackedFile]) -> tuple[str, dict[str, list[str]]]:
     """Distribute the files that are not in `places` over new packs; return these, and which pack has all that opening needs, from its start on."""
     opening, n_bytes = list[str](), 0
-    small = {path: file.n_bytes for path, file in files.items() if path.startswith(TABLES) and file.n_bytes <= _SMALL}
+    # Tables of markers are read by few.
+    own = [path for path in files if path.startswith(TABLES) and not path.startswith(f"{TABLES}{MARKERS}/")]
+    small = {path: files[path].n_bytes for path in own if files[path].n_bytes <= _SMALL}
     for path in sorted(small, key=lambda path: (small[path], path)):
         if n_bytes + small[path] > MOST_OPENING:
             break

@@ -103,7 +103,7 @@ def validate(
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
         ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
-        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``marker-table``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``; of linked datasets ``references``, ``source-copy``, and by ``deep`` alone ``source-changed``, ``source-missing``, ``repeated-entries``,
         ``counts`` and ``content-hash``.
 

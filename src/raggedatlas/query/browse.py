@@ -445,6 +445,38 @@ class AtlasView(ReadOnlyAtlas):
             find_version(self._catalog, identity)
         return Query(self._catalog, QuerySpec(identity=identity, on_merge=on_merge, names=names))
 
+    def markers(
+        self,
+        by: str,
+        *,
+        within: str | None = None,
+        layer: str | None = None,
+        normalize: bool | None = None,
+        executor: Executor | Workers | None = None,
+    ) -> "pd.DataFrame":
+        """Compare every group of cells with the rest, as `Query.markers` of all cells; what `RaggedAtlas.markers` kept is read.
+
+        Parameters
+        ----------
+        by, within, layer, normalize, executor
+            As of `Query.markers`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            As of `Query.markers`.
+
+        Raises
+        ------
+        QueryError, ArgumentError
+            As of `Query.markers`.
+        CorruptError
+            If a table that was kept is damaged.
+        """
+        from raggedatlas.query.markers import MarkerOptions, kept_markers
+
+        return kept_markers(self._opened, layer, MarkerOptions(by, within, normalize), executor)
+
     def sql(self, statement: str, *, as_: Literal["pandas", "arrow", "reader"] = "pandas") -> Any:  # noqa: ANN401 - by `as_`
         """Answer a SQL statement on the snapshot, by DuckDB.
 

@@ -1,6 +1,6 @@
 """Differential expression between two sets of cells, streamed in blocks; statistics as scanpy's `rank_genes_groups` defines them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.query.compute import count_measured
+from raggedatlas.query.compute import count_measured, kept_features, plan_layer, with_all_features
 from raggedatlas.query.modalities import make_var
-from raggedatlas.query.plan import plan_read
-from raggedatlas.query.read import PartReader, refuse_arrays
+from raggedatlas.query.read import PartReader
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.runtime import map_groups, prefetch
 
 if TYPE_CHECKING:
     import pandas as pd
+    from scipy.sparse import csr_array
 
 METHODS = ("t-test", "wilcoxon")
 TARGET_SUM = 1e4
@@ -86,18 +86,27 @@ class FeatureRanks:
     logfoldchanges: NDArray[np.float64]
     pvals: NDArray[np.float64]
     fractions: NDArray[np.float64]
-    normalized: bool
+    normalized: bool = False
 
-    def to_frame(self, names: Sequence[str]) -> "pd.DataFrame":
-        """Return the table as `scanpy.get.rank_genes_groups_df` has it, highest score first; ties in the order of the features."""
+    def to_frame(self, var: "pd.DataFrame", kept: NDArray[np.bool_] | None = None) -> "pd.DataFrame":
+        """Return the table as `scanpy.get.rank_genes_groups_df` has it, highest score first; ties in the order of the features.
+
+        Parameters
+        ----------
+        var : pandas.DataFrame
+            A row for each feature, indexed by the names of the table, with or without the column `symbol`.
+        kept : (n_features,) bool, optional
+            Features of the table, among which p-values are adjusted; all by default.
+        """
         import pandas as pd
         from scipy.stats import false_discovery_control
 
-        rows = np.flatnonzero(~np.isnan(self.scores))
+        known = ~np.isnan(self.scores)
+        rows = np.flatnonzero(known if kept is None else known & kept)
         rows = rows[np.argsort(-self.scores[rows], kind="stable")]
         pvals = self.pvals[rows]
         columns = {
-            "names": np.asarray(names, dtype=object)[rows],
+            "names": var.index.to_numpy(dtype=object)[rows],
             "scores": self.scores[rows],
             "logfoldchanges": self.logfoldchanges[rows],
             "pvals": pvals,
@@ -105,6 +114,8 @@ class FeatureRanks:
             "pct_nz_group": self.fractions[0, rows],
             "pct_nz_reference": self.fractions[1, rows],
         }
+        if "symbol" in var:
+            columns["symbol"] = var["symbol"].to_numpy(dtype=object)[rows]
         return pd.DataFrame(columns)
 
 
@@ -112,16 +123,8 @@ def compare(
     spec: QuerySpec, catalog: Catalog, group: pa.Array, reference: pa.Array | None, options: CompareOptions
 ) -> "pd.DataFrame":
     """Compare two sets of cells of a query, given by their uids; None means all others of the query. See `Query.compare`."""
-    if len(spec.layers) > 1:
-        raise QueryError(f"compare reads one layer, the query names {list(spec.layers)}; choose one with layer=...")
-    # Every feature is read whatever the query keeps, because the sum of a cell is over all of them.
-    plan = plan_read(replace(spec, features=(), join="union", missing="zero", obs=()), catalog)
-    if len(plan.spaces) != 1:
-        raise QueryError(
-            f"compare reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...)."
-        )
+    plan = plan_layer(replace(with_all_features(spec), obs=()), catalog, "compare")
     space = plan.single()
-    refuse_arrays(space, "A comparison")
     codes = number_cells(pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks(), group, reference)
     rows = np.flatnonzero((codes >= 0) & space.present)
     # The first set first, so that nearly every block is of one set and none has to be divided.
@@ -132,21 +135,9 @@ def compare(
     measured = count_measured(space, codes.astype(np.int64), 2)
     n_entries = int((part.end - part.start).sum()) if space.sparse else len(rows) * space.n_cols
     ranks = rank_features(reader.read_blocks, codes, measured, n_entries, options)
-    var = make_var(space, catalog, spec.names).frame()
-    table = ranks.to_frame([str(name) for name in var.index])
+    table = ranks.to_frame(make_var(space, catalog, spec.names).frame(), kept_features(spec, catalog, space))
     table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
-    if "symbol" in var:
-        table["symbol"] = var["symbol"].astype(object).loc[table["names"]].to_numpy()
-    if not spec.features and spec.join == "union" and spec.missing != "drop":
-        return table
-    # The features that the query names or joins; p-values are adjusted among these only.
-    from scipy.stats import false_discovery_control
-
-    asked = set(plan_read(replace(spec, obs=()), catalog).spaces[space.name].features.tolist())
-    names = {str(name) for name, uid in zip(var.index, space.features.tolist(), strict=True) if uid in asked}
-    kept = table[table["names"].isin(names)].reset_index(drop=True)
-    kept["pvals_adj"] = false_discovery_control(kept["pvals"]) if len(kept) else kept["pvals"]
-    return kept
+    return table
 
 
 NO_REPLICATES = "cells are compared as if they were independent; for conclusions about donors or conditions, test samples with Query.test"
@@ -155,15 +146,19 @@ NO_REPLICATES = "cells are compared as if they were independent; for conclusions
 
 def describe(options: CompareOptions, ranks: FeatureRanks, codes: NDArray[Any], layer: str) -> dict[str, Any]:
     """Return how a table was computed, as it is kept in its `attrs`."""
-    values = f"log1p of {layer} per {TARGET_SUM:,.0f}" if ranks.normalized else layer
     sizes = [int((codes == code).sum()) for code in (0, 1)]
     return {
         "method": options.method,
-        "values": values,
+        "values": describe_values(layer, normalized=ranks.normalized),
         "n_group": sizes[0],
         "n_reference": sizes[1],
         "note": NO_REPLICATES,
     }
+
+
+def describe_values(layer: str, *, normalized: bool) -> str:
+    """Return which values were compared."""
+    return f"log1p of {layer} per {TARGET_SUM:,.0f}" if normalized else layer
 
 
 def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) -> NDArray[np.int8]:
@@ -239,33 +234,108 @@ def rank_features(
             one.add(block, codes[rows])
         one.finish(measured)
     sums, squares, nonzero = (np.concatenate([getattr(one, name) for one in passes], axis=1) for name in _MOMENTS)
+    tests = np.concatenate([one.tests for one in passes], axis=1) if in_ranks else None
+    ranks = rank_moments(Moments(sums, squares, nonzero), measured, tests)
+    return replace(ranks, normalized=any(one.normalized for one in passes))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums of values, of their squares, and the number of values other than zero; (n_groups, n_features) float64 each."""
+
+    sums: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    nonzero: NDArray[np.float64]
+
+
+def rank_moments(
+    moments: Moments, measured: NDArray[np.int64], tests: NDArray[np.float64] | None = None
+) -> FeatureRanks:
+    """Compare two sets of cells by the sums of their values.
+
+    Parameters
+    ----------
+    moments : Moments
+        Of two groups.
+    measured : (2, n_features) int64
+        How many cells of each set measured each feature.
+    tests : (2, n_features) float64, optional
+        Scores and p-values; those of Welch's t-test by default.
+
+    Examples
+    --------
+    >>> sums, squares = np.array([[4.0], [1.0]]), np.array([[10.0], [1.0]])
+    >>> ranks = rank_moments(Moments(sums, squares, np.array([[2.0], [1.0]])), np.array([[2], [2]]))
+    >>> ranks.scores.round(4).tolist(), ranks.pvals.round(4).tolist()
+    ([1.3416], [0.3499])
+    """
+    sums, squares = moments.sums, moments.squares
     with np.errstate(invalid="ignore", divide="ignore"):
         means = sums / measured
-        spread = squares / measured - means**2
-        # A difference within the rounding of the sums is that of a constant.
-        spread[spread < 1e-13 * squares / measured] = 0
-        variances = spread * measured / (measured - 1)
-        if in_ranks:
-            scores, pvals = np.concatenate([one.tests for one in passes], axis=1)
-        else:
+        if tests is None:
             from scipy.stats import ttest_ind_from_stats
 
-            spread = np.sqrt(variances)
+            spread = squares / measured - means**2
+            # A difference within the rounding of the sums is that of a constant.
+            spread[spread < 1e-13 * squares / measured] = 0
+            spread = np.sqrt(spread * measured / (measured - 1))
             found = ttest_ind_from_stats(
                 means[0], spread[0], measured[0], means[1], spread[1], measured[1], equal_var=False
             )
             scores, pvals = np.asarray(found.statistic), np.asarray(found.pvalue)
+        else:
+            scores, pvals = tests
         # As scanpy: means of logarithms, with a small number so that no ratio is 0 or infinite.
         ratio = (np.expm1(means[0]) + 1e-9) / (np.expm1(means[1]) + 1e-9)
-        changes, fractions = np.log2(ratio), nonzero / measured
+        changes, fractions = np.log2(ratio), moments.nonzero / measured
     known = (measured >= 2).all(axis=0)
     # NaN means equal means without variance, for which scanpy has no difference.
     scores, pvals = np.where(np.isnan(scores), 0.0, scores), np.where(np.isnan(pvals), 1.0, pvals)
     scores[~known], pvals[~known] = np.nan, np.nan
-    return FeatureRanks(scores, changes, pvals, fractions, any(one.normalized for one in passes))
+    return FeatureRanks(scores, changes, pvals, fractions)
 
 
 _MOMENTS = ("sums", "squares", "nonzero")
+
+
+def logarithms(block: Block, *, normalize: bool | None) -> "tuple[csr_array, bool]":
+    """Return the first layer of a block, and whether it was normalized.
+
+    Parameters
+    ----------
+    block : Block
+        With all features of its cells.
+    normalize : bool or None
+        As of `CompareOptions`.
+
+    Returns
+    -------
+    (scipy.sparse.csr_array, bool)
+        Log1p of counts per 10,000 in single precision, or the values as they are.
+
+    Examples
+    --------
+    >>> from raggedatlas.model.batch import DenseBlock
+    >>> matrix, normalized = logarithms(DenseBlock({"counts": np.array([[1, 0, 3]])}), normalize=None)
+    >>> matrix.toarray().astype(float).round(3).tolist(), normalized
+    ([[7.824, 0.0, 8.923]], True)
+    """
+    from scipy.sparse import csr_array
+
+    values = next(iter(block.layers.values()))
+    if isinstance(block, CsrBlock):
+        matrix = csr_array((values, block.indices, block.indptr), (block.n_rows, block.n_cols))
+    else:
+        matrix = csr_array(values)
+    if not (normalize or (normalize is None and matrix.dtype.kind in "iub")):
+        return matrix, False
+    # In single precision, step by step as `scanpy.pp.normalize_total` and `log1p`, so that equal values stay ties.
+    sums = np.asarray(matrix.sum(axis=1)).ravel().astype(np.float32) / np.float32(TARGET_SUM)
+    sums[sums == 0] = 1
+    matrix = matrix.astype(np.float32)
+    matrix.data /= np.repeat(sums, np.diff(matrix.indptr))
+    np.log1p(matrix.data, out=matrix.data)
+    return matrix, True
 
 
 class _Pass:
@@ -280,22 +350,8 @@ class _Pass:
 
     def add(self, block: Block, codes: NDArray[np.int8]) -> None:
         """Add the cells of a block."""
-        from scipy.sparse import csr_array
-
-        (values,) = block.layers.values()
-        if isinstance(block, CsrBlock):
-            matrix = csr_array((values, block.indices, block.indptr), (block.n_rows, block.n_cols))
-        else:
-            matrix = csr_array(values)
-        whole = matrix.dtype.kind in "iub"
-        if self.options.normalize or (self.options.normalize is None and whole):
-            # In single precision, step by step as `scanpy.pp.normalize_total` and `log1p`, so that equal values stay ties.
-            self.normalized = True
-            sums = np.asarray(matrix.sum(axis=1)).ravel().astype(np.float32) / np.float32(TARGET_SUM)
-            sums[sums == 0] = 1
-            matrix = matrix.astype(np.float32)
-            matrix.data /= np.repeat(sums, np.diff(matrix.indptr))
-            np.log1p(matrix.data, out=matrix.data)
+        matrix, normalized = logarithms(block, normalize=self.options.normalize)
+        self.normalized |= normalized
         if self.high - self.low < matrix.shape[1]:
             matrix = matrix[:, self.low : self.high]
         if len(matrix.data) and not matrix.data.all():

@@ -221,6 +221,38 @@ class GroupedCells:
         yield from in_order(run_tasks(tasks, executor, place=place, in_flight=in_flight))
 
 
+def plan_layer(spec: QuerySpec, catalog: Catalog, what: str) -> ReadPlan:
+    """Plan to read one layer of one feature space.
+
+    Raises
+    ------
+    QueryError
+        If the query names several layers or feature spaces, or the cells hold more than vectors; `what` names the call.
+    """
+    if len(spec.layers) > 1:
+        raise QueryError(f"{what} reads one layer, the query names {list(spec.layers)}; choose one with layer=...")
+    plan = plan_read(spec, catalog)
+    if len(plan.spaces) != 1:
+        raise QueryError(
+            f"{what} reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...)."
+        )
+    refuse_arrays(plan.single(), f"The result of {what}")
+    return plan
+
+
+def with_all_features(spec: QuerySpec) -> QuerySpec:
+    """Return a query that reads every feature, because the sum of a cell is over all of them, whatever the query keeps."""
+    return replace(spec, features=(), join="union", missing="zero")
+
+
+def kept_features(spec: QuerySpec, catalog: Catalog, space: SpacePlan) -> NDArray[np.bool_]:
+    """Return which features of a space that was planned by `with_all_features` the query keeps, (n_features,) bool."""
+    if not spec.features and spec.join == "union" and spec.missing != "drop":
+        return np.ones(space.n_cols, bool)
+    kept = plan_read(replace(spec, obs=()), catalog).spaces[space.name].features
+    return np.isin(space.features.astype(str), kept.astype(str))
+
+
 def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str) -> GroupedCells:
     """Find the groups of the selected cells.
 
@@ -231,15 +263,8 @@ def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str)
     """
     import pandas as pd
 
-    if len(spec.layers) > 1:
-        raise QueryError(f"{what} adds up one layer, the query names {list(spec.layers)}; choose one with layer=...")
-    plan = plan_read(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog)
-    if len(plan.spaces) != 1:
-        raise QueryError(
-            f"{what} reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...)."
-        )
+    plan = plan_layer(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog, what)
     space = plan.single()
-    refuse_arrays(space, "A table of groups")
     frame = frame_of(plan.obs, by, cell_columns(catalog))
     codes = frame.groupby(list(by), dropna=False, observed=True, sort=True).ngroup().to_numpy().astype(np.int64)
     n_groups = int(codes.max(initial=-1)) + 1

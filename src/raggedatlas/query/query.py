@@ -17,7 +17,7 @@ from raggedatlas.catalog.features import check_organism
 from raggedatlas.errors import ArgumentError, AtlasError, QueryError
 from raggedatlas.model.arguments import Progress, brief, checked
 from raggedatlas.model.batch import Batch
-from raggedatlas.model.choices import By, Missing
+from raggedatlas.model.choices import By, Missing, Unmatched
 from raggedatlas.model.frames import DATASET
 from raggedatlas.model.shown import Shown, ShownText
 from raggedatlas.model.wings import answer
@@ -796,6 +796,84 @@ class Query(Shown):
         samples = self.pseudobulk(by, layer, min_cells=min_cells, executor=executor)
         return test_samples(samples, design, contrast)
 
+    def score(
+        self,
+        sets: Mapping[str, Any] | Address,
+        method: Literal["mean", "aucell", "ulm"] = "mean",
+        *,
+        layer: str | None = None,
+        normalize: bool | None = None,
+        min_features: int = 5,
+        top: int | float | None = None,
+        unknown: Unmatched = "error",
+        executor: Executor | Workers | None = None,
+        progress: Progress | None = None,
+    ) -> pa.Table:
+        """Score sets of features for each cell, over what its dataset measured, in bounded memory.
+
+        Parameters
+        ----------
+        sets : mapping of str to names, mapping of str to mapping of name to weight, or path
+            Uids, ids or symbols as of `features`; several names of one feature count once. A path is of a GMT file, plain or gzipped.
+        method : {"mean", "aucell", "ulm"}
+            ``mean``: the mean of the set, or the sum of weighted values over the sum of the sizes of the weights. ``aucell``: the area under the
+            recovery curve of the set among the highest values of the cell, relative to the largest possible. ``ulm``: the t-value of the
+            slope of values on weights over all features, where features outside of the set have the weight 0.
+        layer : str or None
+            Layer; None takes the usual one.
+        normalize : bool or None
+            Score log1p of counts per 10,000 over all features of a cell. None does so for layers of whole numbers, and takes others as
+            they are. Ranks, and so `aucell`, do not depend on it.
+        min_features : int
+            A score is missing where the dataset of the cell measured fewer features of the set.
+        top : int, float or None
+            Number of highest values at which `aucell` looks, or their share of the measured features, rounded up and at least two; None is
+            5 %.
+        unknown : {"error", "skip"}
+            What to do with names that the atlas does not know: refuse them, or leave them out with a warning.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers score blocks of cells; the result does not depend on it.
+        progress : callable or None
+            Called as ``progress("cells", done, total)``.
+
+        Returns
+        -------
+        pyarrow.Table
+            In the order of the cells: `uid`, and a column of float64 for each set, NaN where it is missing; `RaggedAtlas.annotate` takes it
+            as it is.
+
+        Raises
+        ------
+        FeatureError
+            For unknown and ambiguous names.
+        ArgumentError, QueryError
+            For sets that are empty or no sets, weights that are not finite, and options that the method does not use.
+        SourceError
+            If the file is no GMT file.
+
+        Warns
+        -----
+        UserWarning
+            Naming sets of which some cells have no score, and unknown names that were left out.
+
+        Notes
+        -----
+        Features that the dataset of a cell did not measure are in no mean, ranking or model. Those that the query leaves out by
+        `features` or `join` neither; ``join("intersection")`` scores all cells over the same features. In rankings, equal values share the
+        mean of what their places would add, which is what a random order gives on average. Where all values of a cell are equal, such as
+        in cells without counts, `aucell` and `ulm` are missing.
+
+        Examples
+        --------
+        >>> scores = query.score({"B cell": ["CD79A", "MS4A1"]}, min_features=2)  # doctest: +SKIP
+        >>> atlas.annotate(scores, "B cell score")  # doctest: +SKIP
+        """
+        from raggedatlas.query.score import ScoreOptions, score
+
+        options = ScoreOptions(method, normalize, min_features, top, unknown)
+        spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
+        return score(spec, self.catalog, sets, options, executor, progress)
+
     def compare(
         self,
         group: "Selection",
@@ -845,6 +923,55 @@ class Query(Shown):
         spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
         other = None if reference is None else self._uids_of(reference)
         return compare(spec, self.catalog, self._uids_of(group), other, options)
+
+    def markers(
+        self,
+        by: str,
+        *,
+        within: str | None = None,
+        layer: str | None = None,
+        normalize: bool | None = None,
+        executor: Executor | Workers | None = None,
+    ) -> "pd.DataFrame":
+        """Compare every group of cells with the rest by Welch's t-test, in one pass over the cells, in bounded memory.
+
+        The cells are taken as independent, which cells of one donor are not: this finds features that mark a group; for conclusions about
+        donors or conditions, test samples with `test`.
+
+        Parameters
+        ----------
+        by : str
+            Column whose values make the groups. Cells without a value take no part.
+        within : str or None
+            Column, such as the tissue: groups are compared with the rest of the cells of the same value. None compares with all.
+        layer, normalize
+            As of `compare`.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers add up blocks of cells; the result is the same to the last bit.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each group and feature of the query that two cells of both sides measured, groups in their order, highest score first:
+            `group`, `names`, `scores`, `logfoldchanges`, `pvals`, `pvals_adj` (Benjamini-Hochberg in each group), `pct_nz_group`,
+            `pct_nz_reference`, `symbol`, and the column of `within`, as `compare` of the group with the rest gives them.
+            ``attrs["markers"]`` says which values were compared, and of how many cells.
+
+        Raises
+        ------
+        QueryError
+            If there is no such column, or the query names several layers or spaces.
+        ArgumentError
+            If both columns are one, or `within` is called as a column of the table.
+
+        Examples
+        --------
+        >>> query.markers("cell_type", within="tissue").groupby("group").head(5)  # doctest: +SKIP
+        """
+        from raggedatlas.query.markers import MarkerOptions, markers
+
+        spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
+        return markers(spec, self.catalog, MarkerOptions(by, within, normalize), executor)
 
     def _uids_of(self, cells: "Selection") -> pa.Array:
         if isinstance(cells, str | Mapping | Filter):

@@ -77,6 +77,11 @@ class Gateway:
         self.files.trust(hashes)
 
     @property
+    def trusts_hashes(self) -> bool:
+        """Whether only files are served that have certain hashes."""
+        return self._trusted is not None
+
+    @property
     def endpoint(self) -> str:
         """Address of the server, which is started where none answers."""
         with self._lock:

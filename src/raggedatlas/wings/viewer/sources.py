@@ -494,6 +494,8 @@ class FileGenes:
 
     def compare(self, group: pa.Array, reference: pa.Array, options: CompareOptions) -> "pd.DataFrame":
         """Compare two sets of cells of the first modality, in one or a few walks down its matrix."""
+        import pandas as pd
+
         info = self.matrices[0]
         with _opened(self.what) as source:
             ids = _ids_of(source, info.key)
@@ -512,7 +514,7 @@ class FileGenes:
         measured = np.repeat(np.bincount(codes[codes >= 0], minlength=2)[:, None], info.shape[1], axis=1)
         n_entries = info.shape[0] * info.shape[1] if info.n_entries is None else info.n_entries
         ranks = rank_features(walk, codes, measured, n_entries, replace(options, normalize=counts))
-        frame = ranks.to_frame([name for name, _ in self._names[: info.shape[1]]])
+        frame = ranks.to_frame(pd.DataFrame(index=[name for name, _ in self._names[: info.shape[1]]]))
         frame.attrs["compare"] = describe(options, ranks, codes, _layer_of(info.key))
         return frame
 

@@ -1,0 +1,82 @@
+"""Files of gene sets: GMT, a set a line."""
+
+import gzip
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from raggedatlas.errors import LimitError, SourceError
+from raggedatlas.store.copies import local_copy
+from raggedatlas.store.location import Address
+from raggedatlas.store.storage_errors import store_errors
+
+MOST_BYTES = 2**28
+"""Largest file, unpacked, that is read."""
+
+_GZIP = b"\x1f\x8b"
+
+
+def read_gmt(path: Address, storage_options: Mapping[str, str] | None = None) -> dict[str, tuple[str, ...]]:
+    r"""Read gene sets: on each line a name, a description and the genes, separated by tabs.
+
+    Parameters
+    ----------
+    path : str or path
+        Plain or gzipped, here, in an object store or on a web server.
+    storage_options : mapping of str to str, optional
+        Of the object store.
+
+    Returns
+    -------
+    dict of str to tuple of str
+        The genes of each set, in the order of the file.
+
+    Raises
+    ------
+    SourceError
+        If the file is no GMT file, or has two sets of one name.
+    LimitError
+        If it is larger than 256 MiB unpacked.
+    NotFoundError, MissingFileError
+        If there is no such file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp(), "sets.gmt")
+    >>> _ = file.write_text("B cell\tmarkers\tCD79A\tMS4A1\n")
+    >>> read_gmt(file)
+    {'B cell': ('CD79A', 'MS4A1')}
+    """
+    with local_copy(path, storage_options) as place:
+        text = _text_of(place)
+    found: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        name, *rest = (part.strip() for part in line.split("\t"))
+        genes = tuple(filter(None, rest[1:]))
+        if not name or not genes:
+            raise SourceError(
+                f"Line {number} of {place.name} is no gene set; each line of a GMT file has a name, a description and genes, separated by tabs."
+            )
+        if name in found:
+            raise SourceError(
+                f"Line {number} of {place.name} has a second set {name!r}; give the sets of a file different names."
+            )
+        found[name] = genes
+    return found
+
+
+def _text_of(place: Path) -> str:
+    try:
+        with store_errors(f"read gene sets from {place}"):
+            with place.open("rb") as raw:
+                packed = raw.read(2) == _GZIP
+            with gzip.open(place) if packed else place.open("rb") as stream:
+                data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise LimitError(f"{place.name} is larger than {MOST_BYTES:,} bytes; a file of gene sets is smaller.")
+        return data.decode("utf-8-sig")
+    except (EOFError, zlib.error, ValueError) as error:
+        raise SourceError(f"{place.name} is no GMT file, which is text, plain or gzipped: {error}.") from error

@@ -100,26 +100,67 @@ static uint64_t hashed(uint64_t value, uint64_t key)
     return (value ^ value >> 31) * 0x94d049bb133111ebu;
 }
 
-int32_t ra_permute(int64_t *numbers, int64_t n, int64_t size, const uint64_t *keys, int64_t n_keys)
+/* Return the image of a number below `size` under the permutation that the keys select. */
+static uint64_t permuted(uint64_t number, uint64_t size, const uint64_t *keys, int64_t n_keys)
 {
     int bits = 2; /* two halves of at least one bit */
-    while (bits < 62 && size > (int64_t)1 << bits)
+    while (bits < 62 && size > (uint64_t)1 << bits)
         bits++;
     const int low = bits / 2, high = bits - low;
+    do { /* each half is changed by a hash of the other, which can be undone: so this is a bijection */
+        uint64_t left = number >> low, right = number & (((uint64_t)1 << low) - 1);
+        for (int64_t k = 0; k < n_keys; k++)
+            if (k & 1)
+                right ^= hashed(left, keys[k]) >> (64 - low);
+            else
+                left ^= hashed(right, keys[k]) >> (64 - high);
+        number = left << low | right;
+    } while (number >= size); /* ends: a cycle that is entered below `size` comes back there */
+    return number;
+}
+
+int32_t ra_permute(int64_t *numbers, int64_t n, int64_t size, const uint64_t *keys, int64_t n_keys)
+{
     for (int64_t i = 0; i < n; i++) {
         if (numbers[i] < 0 || numbers[i] >= size)
             return RA_OUTSIDE;
-        uint64_t number = (uint64_t)numbers[i];
-        do { /* each half is changed by a hash of the other, which can be undone: so this is a bijection */
-            uint64_t left = number >> low, right = number & (((uint64_t)1 << low) - 1);
-            for (int64_t k = 0; k < n_keys; k++)
-                if (k & 1)
-                    right ^= hashed(left, keys[k]) >> (64 - low);
-                else
-                    left ^= hashed(right, keys[k]) >> (64 - high);
-            number = left << low | right;
-        } while (number >= (uint64_t)size); /* ends: a cycle that is entered below `size` comes back there */
-        numbers[i] = (int64_t)number;
+        numbers[i] = (int64_t)permuted((uint64_t)numbers[i], (uint64_t)size, keys, n_keys);
+    }
+    return RA_GOOD;
+}
+
+/* The next number of SplitMix64. */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t value = *state += 0x9e3779b97f4a7c15u;
+    value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ value >> 27) * 0x94d049bb133111ebu;
+    return value ^ value >> 31;
+}
+
+enum { TABLE = 4096, ROUNDS = 6 };
+
+int32_t ra_permute_each(int64_t *numbers, const int64_t *sizes, const uint64_t *seeds, int64_t n)
+{
+    uint16_t table[TABLE]; /* of few items a permutation is shuffled, since a network of few bits has few of them */
+    uint64_t keys[ROUNDS];
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t size = sizes[i];
+        if (numbers[i] < 0 || numbers[i] >= size || size > (int64_t)1 << 62)
+            return RA_OUTSIDE;
+        if (i == 0 || seeds[i] != seeds[i - 1] || size != sizes[i - 1]) {
+            uint64_t state = seeds[i];
+            if (size <= TABLE)
+                for (int64_t k = 0; k < size; k++) {
+                    const uint64_t other = ((next_random(&state) >> 32) * (uint64_t)(k + 1)) >> 32;
+                    table[k] = table[other];
+                    table[other] = (uint16_t)k;
+                }
+            else
+                for (int k = 0; k < ROUNDS; k++)
+                    keys[k] = next_random(&state);
+        }
+        numbers[i] = size <= TABLE ? table[numbers[i]] : (int64_t)permuted((uint64_t)numbers[i], (uint64_t)size, keys, ROUNDS);
     }
     return RA_GOOD;
 }

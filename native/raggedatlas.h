@@ -31,7 +31,7 @@
 #endif
 
 /* Changed with every change of a function's arguments or meaning; Python refuses a library with another number. */
-#define RA_ABI 7
+#define RA_ABI 8
 
 enum ra_status {
     RA_GOOD = 0,
@@ -87,6 +87,10 @@ RA_API uint32_t ra_crc32c(uint32_t crc, const uint8_t *data, int64_t n_bytes);
 /* Replace numbers, (n,), from 0 to below `size`, at most 2**62, by their images under a permutation of these, which `keys`
  * select: a Feistel network with a round for each key. Returns RA_OUTSIDE for a number that is not among them. */
 RA_API int32_t ra_permute(int64_t *numbers, int64_t n, int64_t size, const uint64_t *keys, int64_t n_keys);
+
+/* Replace each number, (n,), from 0 to below its size, at most 2**62, by its image under a permutation of that many, which its seed selects.
+ * Neighbours of one seed and size share the work. Returns RA_OUTSIDE for a number that is not among them. */
+RA_API int32_t ra_permute_each(int64_t *numbers, const int64_t *sizes, const uint64_t *seeds, int64_t n);
 
 /* ---- files.c: ranges of bytes of a file ---- */
 

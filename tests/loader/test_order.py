@@ -191,7 +191,7 @@ def test_a_computed_permutation_of_many_items() -> None:
 
 
 @pytest.mark.usefixtures("permutations")
-def test_no_order_statistic_tells_an_epoch_from_auniform_permutation() -> None:
+def test_no_order_statistic_tells_an_epoch_from_a_uniform_permutation() -> None:
     """Over many epochs every statistic of the order has the mean that it has over uniform permutations."""
     n, epochs = 100, 1500
     drawn = [whole(Order(n, 16, 11), epoch).rows for epoch in range(epochs)]

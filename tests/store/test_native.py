@@ -99,6 +99,43 @@ def test_crc32c_is_that_of_google() -> None:
         assert library().ra_crc32c(half, part[n // 2 :], n - n // 2) == expected
 
 
+def test_permutations_of_many_sizes_at_once() -> None:
+    """Each number gets its image under the permutation that seed and size select, wherever it stands; others are refused."""
+    rng = np.random.default_rng(3)
+    for size in (1, 2, 3, 64, 4095, 4096, 4097, 70_000):
+        for seed in (0, 2**64 - 1):
+            made = np.arange(size)
+            assert library().ra_permute_each(made, np.full(size, size), np.full(size, seed, np.uint64), size) == 0
+            assert sorted(made.tolist()) == list(range(size))
+            # The same one by one, between others.
+            at = rng.integers(0, size, 50)
+            mixed, sizes = np.repeat(at, 2), np.tile([size, 10**15], 50)
+            seeds = np.tile(np.array([seed, 7], np.uint64), 50)
+            mixed[1::2] = 123
+            assert library().ra_permute_each(mixed, sizes, seeds, 100) == 0
+            np.testing.assert_array_equal(mixed[::2], made[at])
+    for number, size in ((-1, 5), (5, 5), (0, 0), (0, 2**62 + 1)):
+        assert library().ra_permute_each(np.array([number]), np.array([size]), np.zeros(1, np.uint64), 1) == 4
+
+
+def test_permutations_of_few_items_are_uniform() -> None:
+    """All orders of four items come equally often, and every item of sixty is anywhere: chi square stays in its bounds."""
+    n = 24_000
+    made = np.tile(np.arange(4), n)
+    seeds = np.repeat(np.random.default_rng(5).integers(0, 2**64, n, np.uint64), 4)
+    assert library().ra_permute_each(made, np.full(4 * n, 4), seeds, 4 * n) == 0
+    _, counts = np.unique(made.reshape(n, 4), axis=0, return_counts=True)
+    assert len(counts) == 24
+    assert ((counts - n / 24) ** 2 / (n / 24)).sum() < 60
+    n = 3000
+    made = np.tile(np.arange(60), n)
+    seeds = np.repeat(np.arange(n, dtype=np.uint64), 60)
+    assert library().ra_permute_each(made, np.full(60 * n, 60), seeds, 60 * n) == 0
+    table = np.stack([np.bincount(column, minlength=60) for column in made.reshape(n, 60).T])
+    chi, free = ((table - n / 60) ** 2 / (n / 60)).sum(), 59 * 59
+    assert abs(chi - free) < 4 * np.sqrt(2 * free)
+
+
 def decode(frame: bytes, n_bytes: int, kind: int = BLOSC, *, checksum: bool = False) -> tuple[int, NDArray[np.uint8]]:
     """Decode one frame between untouched bytes."""
     stored, out = np.frombuffer(frame, np.uint8).copy(), np.full(n_bytes + 64, 173, np.uint8)

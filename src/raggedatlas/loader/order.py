@@ -408,6 +408,19 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     return mixed
 
 
+def pair_keys(*key: int) -> Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.uint64]]:
+    """Return a function that gives a key for each pair of numbers, (k,) uint64."""
+    keys = _generator(*key).integers(0, 2**64, 2, np.uint64)
+
+    def made(items: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.uint64]:
+        mixed = _mix(items.astype(np.uint64), keys[0])
+        mixed ^= mixed >> np.uint64(32)
+        mixed ^= others.astype(np.uint64)
+        return _mix(mixed, keys[1])
+
+    return made
+
+
 def uniform(positions: NDArray[np.int64], *key: int) -> NDArray[np.float64]:
     """Return a number from 0 up to, but not including, 1 for each position, independent of the others."""
     keys = _generator(*key).integers(0, 2**64, 2, np.uint64)

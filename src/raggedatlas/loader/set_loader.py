@@ -264,18 +264,9 @@ class SetLoader(BatchIterator):
         bounds = np.append(np.stack([batches.bounds[:-1], middles], axis=1).ravel(), batches.bounds[-1:])
         made = maker.make(Batches(batches.rows, bounds))
         return [
-            SetBatch(cells, control, self._key(cells, recipe.n_own), int(n))
+            SetBatch(cells, control, self._sets.key(cells.rows[:: recipe.n_own]), int(n))
             for cells, control, n in zip(made[::2], made[1::2], n_sets, strict=True)
         ]
-
-    def _key(self, cells: TrainingBatch, n_own: int) -> dict[str, NDArray[Any]]:
-        """Return the values that the cells of each set share."""
-        planned = self._sets
-        if planned.codes is None:
-            return {}
-        rows = planned.rows[planned.codes[cells.rows[::n_own]]]
-        names = [name for name in planned.table.columns if name not in {"n_cells", "n_controls", "n_sets", "left_out"}]
-        return {name: planned.table[name].to_numpy()[rows] for name in names}
 
     def _sent(self, batch: SetBatch) -> SetBatch:
         """Return a batch as it is sent from a worker."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,6 +37,9 @@ Control = Mapping[str, Any] | Literal["others"] | None
 SetBy = str | Sequence[str | tuple[str, ...]]
 PartOf = str | tuple[str | Split, str] | None
 """A part of the split that the column `split` stores, of that of another column, or of a `Split`."""
+
+FACTS = ("n_cells", "n_controls", "n_sets", "left_out")
+"""Columns of the table of strata that are no columns of the cells."""
 
 _MOST_NAMED = 3
 _SPAN = 2**62
@@ -184,6 +188,17 @@ class PlannedSets:
     codes: NDArray[np.int32] | None = None
     rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     notes: tuple[str, ...] = ()
+
+    def key(self, cells: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the values that the sets of some cells have, (k,) each, by column."""
+        if self.codes is None:
+            return {}
+        rows = self.rows[self.codes[cells]]
+        return {name: values[rows] for name, values in self._labels.items()}
+
+    @cached_property
+    def _labels(self) -> dict[str, NDArray[Any]]:
+        return {name: self.table[name].to_numpy() for name in self.table.columns if name not in FACTS}
 
 
 class _Key:

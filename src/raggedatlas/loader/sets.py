@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.loader.order import Draw, Permutation, uniform
+from raggedatlas.loader.order import Draw, Permutation, pair_keys, uniform
+from raggedatlas.store.native import GOOD, library
 
-_OWN, _POOL, _CHOICE = 1, 2, 3
-"""What a permutation is for; part of its key."""
+_PLACE, _CHOICE = 1, 2
+"""What chance decides; part of the key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +43,6 @@ class Strata:
     def compared(self) -> NDArray[np.int64]:
         """Number of cells that each stratum is compared with, (n_strata,) int64."""
         return self.pool_sizes - self.sizes if self.without_own else self.pool_sizes
-
-    def own(self, stratum: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the cells of a stratum at some places, (k,) int64."""
-        cells: NDArray[np.int64] = self.cells[self.starts[stratum] + places].astype(np.int64)
-        return cells
-
-    def pool(self, stratum: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the cells that a stratum is compared with at some places, (k,) int64."""
-        at = self.pool_starts[stratum] + places
-        if self.without_own:
-            at = np.where(at >= self.starts[stratum], at + self.sizes[stratum], at)
-        cells: NDArray[np.int64] = self.cells[at].astype(np.int64)
-        return cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,38 +109,36 @@ class StratumSets:
 
     def draw(self, seed: int, epoch: int, *, drop_last: bool) -> Draw:
         """Return the cells of an epoch, in batches of sets and then of what these are compared with."""
-        strata, size = self._strata_of(seed, epoch), self.set_size
-        own_turn = _turns(strata)
-        pool_turn = own_turn if self.strata.without_own else _turns(self.strata.pool_starts[strata])
-
-        def permutation(n: int, *key: int) -> Permutation:
-            return Permutation(n, seed, epoch, *key)
-
-        # The sets of a pool share its permutation, those of a stratum rarely are in neighbouring batches.
-        permutations = {_OWN: lru_cache(16)(permutation), _POOL: lru_cache(64)(permutation)}
-
-        def places(number: int, n: int, turn: int, purpose: int, key: int, runs: int) -> NDArray[np.int64]:
-            """Return the places, among n cells, of a set that is the `turn`-th to take some of them."""
-            if self.replace:
-                return (uniform(np.arange(size) + number * size, seed, epoch, purpose) * n).astype(np.int64)
-            cycle, run = divmod(turn, runs)
-            return permutations[purpose](n, purpose, 1 + key, 1 + cycle)((run * size + np.arange(size)) % n)
-
-        def cells_of(number: int, *, compared: bool) -> NDArray[np.int64]:
-            stratum = int(strata[number])
-            if not compared:
-                n, runs = int(self.strata.sizes[stratum]), int(self.counts[stratum])
-                return self.strata.own(stratum, places(number, n, int(own_turn[number]), _OWN, stratum, runs))
-            n = int(self.strata.compared[stratum])
-            key = stratum if self.strata.without_own else int(self.strata.pool_starts[stratum])
-            at = places(number, n, int(pool_turn[number]), _POOL, key, max(1, n // size))
-            return self.strata.pool(stratum, at)
+        strata, size, cells = self._strata_of(seed, epoch), self.set_size, self.strata
+        # Which stratum's sets share a turn: its own cells for one, those of its pool for the other.
+        owners = np.arange(len(cells.sizes)) if cells.without_own else cells.pool_starts
+        turns = np.stack([_turns(strata), _turns(owners[strata])])
+        sizes = np.stack([cells.sizes, cells.compared])
+        key_of = pair_keys(seed, epoch, _PLACE)
+        runs = np.stack([self.counts, np.maximum(1, cells.compared // size)])
 
         def find(number: NDArray[np.int64], place: NDArray[np.int64], compared: NDArray[np.bool_]) -> NDArray[np.int64]:
-            rows = np.empty(len(number), np.int64)
-            starts = np.flatnonzero(np.diff(number * 2 + compared, prepend=-1))
-            for start, stop in pairwise([*starts.tolist(), len(number)]):
-                rows[start:stop] = cells_of(int(number[start]), compared=bool(compared[start]))[place[start:stop]]
+            # What is the same for all cells of a set is computed once for each.
+            first = np.flatnonzero(np.diff(number * 2 + compared, prepend=-1))
+            each = np.diff(np.append(first, len(number)))
+            which, side = number[first], compared[first].astype(np.int64)
+            stratum = strata[which]
+            n = np.repeat(sizes[side, stratum], each)
+            if self.replace:
+                drawn = uniform((number * 2 + compared) * size + place, seed, epoch, _PLACE)
+                at = (drawn * n).astype(np.int64)
+            else:
+                cycle, run = np.divmod(turns[side, which], runs[side, stratum])
+                at = (np.repeat(run * size, each) + place) % n
+                owner = np.where(side == 1, owners[stratum], stratum) * 2 + side
+                keys = np.repeat(key_of(owner, cycle), each)
+                # Places are below their sizes, so none is outside.
+                assert library().ra_permute_each(at, n, keys, len(at)) == GOOD
+            at += np.repeat(np.where(side == 1, cells.pool_starts[stratum], cells.starts[stratum]), each)
+            if cells.without_own:
+                own = np.repeat(np.where(side == 1, cells.starts[stratum], np.iinfo(np.int64).max), each)
+                at = np.where(at >= own, at + np.repeat(cells.sizes[stratum], each), at)
+            rows: NDArray[np.int64] = cells.cells[at].astype(np.int64)
             return rows
 
         return _draw_sets(find, self.total, self.per_batch, (size, size), drop_last=drop_last)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 
-ABI = 7
+ABI = 8
 """RA_ABI of the header that this module follows."""
 
 LEVELS = ("baseline", "avx2", "avx512")
@@ -215,6 +215,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ra_crc32c": (_uint, (_uint, U8, _long)),
     "ra_read_file": (_int, (_int, I64, I64, I64, _long, OUT_U8, _long, _where)),
     "ra_permute": (_int, (OUT_I64, _long, _long, U64, _long)),
+    "ra_permute_each": (_int, (OUT_I64, I64, U64, _long)),
     "ra_count_pieces": (_long, (I64, I64, _long, _long)),
     "ra_split_ranges": (None, (I64, I64, _long, _long, OUT_I64, _long)),
     "ra_decode_chunks": (

@@ -41,6 +41,7 @@ from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location
+from raggedatlas.store.runtime import release_unused_memory
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.sql_parser import as_filter
 
@@ -275,6 +276,10 @@ def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str)
     text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
     obs["n_cells"] = np.bincount(codes, minlength=n_groups)
     obs.index = pd.Index(["_".join(parts) for parts in zip(*text, strict=True)], dtype=object)
+    # Of many cells the names take more memory than all else; what stays is how many they are.
+    plan = replace(plan, obs=pa.table({"row": pa.nulls(len(codes))}))
+    del frame
+    release_unused_memory()
     return GroupedCells(plan, space, codes, obs)
 
 

@@ -9,19 +9,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import DATASET
-from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.cells import cell_columns, group_codes
 from raggedatlas.query.compute import GroupedCells, add_block, count_layouts, frame_of, group_cells
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
-from raggedatlas.query.plan import plan_read
+from raggedatlas.query.plan import pin_cells, plan_read
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers
+from raggedatlas.store.runtime import release_unused_memory
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -147,6 +149,8 @@ def _add_sorted(parts: Iterable[_SampleSums], n_cols: int) -> list[_SampleSums]:
             done = [one for one in done if len(one.groups)]
         else:
             done.append(part)
+        # What adding took lies between the sums that stay, where nothing else would use it.
+        release_unused_memory()
     return done
 
 
@@ -201,14 +205,23 @@ def pseudobulk(
         )
     missing = grouped.obs[list(by)].isna().any(axis=1).to_numpy()
     few = ~missing & (grouped.obs["n_cells"].to_numpy() < min_cells)
+    kept = np.flatnonzero(~missing & ~few)
+    measured = _measured(grouped, kept)
+    obs, codes, facts = grouped.obs.iloc[kept].copy(), grouped.codes, atlas_facts(grouped.plan)
+    notes = [
+        *_dropped(grouped.obs[missing], "cells without a value of what makes the samples"),
+        *_dropped(grouped.obs[few], f"samples of fewer than {min_cells} cells"),
+    ]
     # Rows on a disk are read in any order; of an object store each chunk should be fetched once.
     is_sorted = catalog.location.is_local
     read = grouped.sorted() if is_sorted else grouped
+    # Of many cells even their places take memory: what follows knows the space, and not its cells.
+    space = grouped.space.take(np.empty(0, np.int64))
+    del grouped
     parts = read.partials(_add_counts, executor, catalog.location, _PARTIAL_BYTES)
-    found = _joined(_add_sorted(parts, space.n_cols) if is_sorted else _add_any(parts, n_groups, space.n_cols))
-    kept = np.flatnonzero(~missing & ~few)
-    measured = _measured(grouped, kept)
-    obs = grouped.obs.iloc[kept].copy()
+    del read
+    sums = _add_sorted(parts, space.n_cols) if is_sorted else _add_any(parts, n_groups, space.n_cols)
+    found = _joined(sums)
     total, detected = (found.matrix(values, space.n_cols) for values in (found.sums, found.nonzero))
     if len(kept) < n_groups:
         total, detected = total[kept], detected[kept]
@@ -216,18 +229,14 @@ def pseudobulk(
     obs["n_counts"] = np.asarray(total.sum(axis=1, dtype=np.int64)).ravel()
     obs["n_features"] = np.diff(total.indptr)
     obs["measured_share"] = measured.mean(axis=1) if space.n_cols else 1.0
-    constant, varying = _constant_columns(spec, catalog, by, grouped.codes, kept)
+    constant, varying = _constant_columns(spec, catalog, by, codes, kept)
     obs = obs.join(constant.set_axis(obs.index))
-    notes = [
-        *_dropped(grouped.obs[missing], "cells without a value of what makes the samples"),
-        *_dropped(grouped.obs[few], f"samples of fewer than {min_cells} cells"),
-        *check_design(obs, [*by]),
-    ]
+    notes += check_design(obs, [*by])
     var = make_var(space, catalog, spec.names)
     made = ad.AnnData(total, obs=obs, var=var.frame(), layers={"count_nonzero": detected, "measured": measured})
     if space.space.has_features:
         made.varm["measured"] = var.measured(space)
-    made.uns["atlas"] = atlas_facts(grouped.plan) | {"by": np.array(list(by), dtype=object)}
+    made.uns["atlas"] = facts | {"by": np.array(list(by), dtype=object)}
     made.uns["pseudobulk"] = {
         "by": np.array(list(by), dtype=object), "min_cells": min_cells, "varying": np.array(varying, dtype=object),
         "notes": np.array(notes, dtype=object),
@@ -240,11 +249,16 @@ def _measured(grouped: GroupedCells, kept: NDArray[np.int64]) -> NDArray[np.bool
     space = grouped.space
     if not space.space.has_features:
         return np.ones((len(kept), space.n_cols), bool)
-    found = np.zeros((len(kept), space.n_cols), bool)
-    cells = count_layouts(space, grouped.codes, grouped.n_groups)[kept]
-    for layout in range(cells.shape[1]):
-        found[cells[:, layout] > 0] |= space.measured[layout]
-    return found
+    has = count_layouts(space, grouped.codes, grouped.n_groups)[kept] > 0
+    # Samples have few combinations of layouts; where all have one, one row stands for all of them and takes no memory.
+    kinds, kind = np.unique(has, axis=0, return_inverse=True)
+    masks = (
+        np.stack([space.measured[own].any(axis=0) for own in kinds])
+        if len(kinds)
+        else np.zeros((0, space.n_cols), bool)
+    )
+    shape = (len(kept), space.n_cols)
+    return np.broadcast_to(masks[0], shape) if len(masks) == 1 else masks[kind.reshape(-1)].reshape(shape)
 
 
 def _dropped(groups: "pd.DataFrame", what: str) -> list[str]:
@@ -268,25 +282,24 @@ def _constant_columns(
     n_groups = int(codes.max(initial=-1)) + 1
     first = np.full(n_groups, -1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
+    # Columns are read when they are asked for.
+    obs = plan_read(spec, pin_cells(catalog), deferred=True).obs
     for name in names:
         if name in by:
             continue
-        plan = plan_read(_one_column(spec, name), catalog)
+        column = obs.column(name)
+        table = pa.table([column.take(pa.array(first[kept]))], schema=pa.schema([obs.schema.field(name)]))
         try:
-            values = frame_of(plan.obs, [name], columns)[name]
+            values = frame_of(table, [name], columns)[name]
         except QueryError:
             # Vectors, such as embeddings, are of cells.
             continue
-        numbers, _ = pd.factorize(values, use_na_sentinel=False)
+        numbers, _ = group_codes(column)
         if (numbers == numbers[first][codes]).all():
-            found[name] = values.iloc[first[kept]].reset_index(drop=True)
+            found[name] = values.reset_index(drop=True)
         else:
             varying.append(name)
     return pd.DataFrame(found, index=pd.RangeIndex(len(kept))), varying
-
-
-def _one_column(spec: QuerySpec, name: str) -> QuerySpec:
-    return replace(spec, obs=() if name == DATASET else (name,))
 
 
 def check_design(obs: "pd.DataFrame", columns: Sequence[str]) -> list[str]:

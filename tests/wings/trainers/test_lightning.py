@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raggedatlas import Loader, Split
+from raggedatlas import Loader, SetLoader, Split
 from raggedatlas.errors import QueryError
 from raggedatlas.wings.trainers.lightning import AtlasDataModule, EpochBatches
 
@@ -172,6 +172,42 @@ def test_what_cannot_be_had_is_refused(small: Any) -> None:
         module(small).test_dataloader()
     with pytest.raises(QueryError, match="moves tensors"):
         module(small, as_="csr").setup()
+
+
+class SetModule(lightning.LightningDataModule):  # type: ignore[misc]
+    """Sets for a trainer, as the page on perturbations has it."""
+
+    def __init__(self, query: Any, num_workers: int) -> None:
+        super().__init__()
+        self.query, self.num_workers = query, num_workers
+
+    def train_dataloader(self) -> EpochBatches:
+        ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size, "even": "pad"}
+        loader = SetLoader(
+            self.query, "plate", "others", ["dataset"], set_size=4, sets=3, as_="torch-dense", seed=2, **ranks
+        )
+        return EpochBatches(loader, self.num_workers)
+
+
+class WatchSets(Watch):
+    """A model of sets."""
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        assert batch.X.shape == batch.control.X.shape
+        self.seen.append((self.current_epoch, batch.uids.tolist(), batch.control.uids.tolist()))
+        return self.layer(batch.X).mean() - self.layer(batch.control.X).mean()
+
+
+def test_sets_train_and_resume(small: Any, tmp_path: Path) -> None:
+    """A trainer moves batches of sets, follows the epochs, and resumes in the middle of one, with workers too."""
+    path = str(tmp_path / "sets.ckpt")
+    whole = WatchSets(save_at=9, path=path)
+    trainer().fit(whole, datamodule=SetModule(small.query, 0))
+    assert len({epoch for epoch, *_ in whole.seen}) == 3
+    for num_workers in (0, 1):
+        resumed = WatchSets()
+        trainer().fit(resumed, datamodule=SetModule(small.query, num_workers), ckpt_path=path)
+        assert resumed.seen == whole.seen[9:]
 
 
 SCRIPT = """

@@ -8,8 +8,8 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from raggedatlas.errors import MissingExtraError, QueryError
-from raggedatlas.loader.batch import TrainingBatch, require_torch
-from raggedatlas.loader.loader import Loader
+from raggedatlas.loader.batch import require_torch
+from raggedatlas.loader.loader import BatchIterator, Loader
 from raggedatlas.loader.order import Share, Shuffle
 from raggedatlas.loader.plan import LoaderChoices, part_rows
 from raggedatlas.model.arguments import checked
@@ -107,15 +107,22 @@ class EpochBatches:
 
     Parameters
     ----------
-    loader : Loader
+    loader : Loader or SetLoader
         Of one rank.
     num_workers : int
         Processes that read; 0 reads with the loader's threads. They stay for all epochs.
     pin_memory : bool
         Whether the DataLoader of the workers pins.
+
+    Examples
+    --------
+    >>> class Screens(lightning.LightningDataModule):  # doctest: +SKIP
+    ...     def train_dataloader(self):
+    ...         ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size, "even": "pad"}
+    ...         return EpochBatches(ra.SetLoader(query, ["gene"], {"gene": "control"}, as_="torch-dense", **ranks))
     """
 
-    def __init__(self, loader: Loader, num_workers: int = 0, *, pin_memory: bool = False) -> None:
+    def __init__(self, loader: BatchIterator, num_workers: int = 0, *, pin_memory: bool = False) -> None:
         self.loader = loader
         self._num_workers, self._pin_memory = num_workers, pin_memory
         self._epoch, self._taken = 0, 0
@@ -137,7 +144,7 @@ class EpochBatches:
         """Count the batches of an epoch."""
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[TrainingBatch]:
+    def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of the epoch; after a loaded state, over the rest."""
         # A loaded position is of one epoch; if the trainer goes to another, that starts at its first batch.
         self._taken, self._resumed = (self._taken, None) if self._resumed == self._epoch else (0, None)
@@ -170,7 +177,7 @@ class EpochBatches:
         """End the workers; another iteration starts new ones."""
         self._served = None
 
-    def _read(self, epoch: int, done: int) -> Iterator[TrainingBatch]:
+    def _read(self, epoch: int, done: int) -> Iterator[Any]:
         # Workers have copies of the loader, which go on to the next epoch by themselves.
         # For any other position these are given up, and new workers start with the state set here.
         if self._served is None or self._serves != (epoch, done):

@@ -166,3 +166,14 @@ def test_a_manifest_that_is_not_what_its_name_says_is_refused(two: Two) -> None:
     with pytest.raises(CorruptError, match="is not its name"):
         integrity.read_manifest(catalog, record.manifest)
     assert {problem.rule for problem in found(catalog)} == {"manifest"}
+
+
+def test_what_a_killed_writer_left_is_removed(two: Two) -> None:
+    """`gc` removes a temporary file among the manifests, whose name no object may have."""
+    catalog = two[0]
+    record = snapshots.snapshot(catalog)
+    folder = catalog.tables.location.path / FOLDER
+    left = folder / f".{record.manifest}.json.1234abcd.tmp"
+    left.write_bytes(b"half")
+    maintenance.gc(catalog, dry_run=False, grace=dt.timedelta(0))
+    assert {file.name for file in folder.iterdir()} == {HEAD, f"{record.manifest}.json"}

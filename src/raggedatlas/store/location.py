@@ -400,7 +400,9 @@ class Location:
         with store_errors(f"remove objects of {self.uri}"):
             if self.is_local:
                 for key in keys:
-                    self._file(key).unlink(missing_ok=True)
+                    # Also a temporary file of a killed writer, whose name no object has.
+                    check_file_key(self, key)
+                    local_file(self, key).unlink(missing_ok=True)
                 return
             import obstore
 

@@ -1,8 +1,11 @@
 """Splits: which cells are for training, validation and test, stored and cited like other facts about cells."""
 
+import csv
 import hashlib
+import io
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -84,7 +87,12 @@ class Split(Shown):
             raise SourceError(
                 f"The cell {self._uids[int(again[0])].as_py()!r} appears twice in the split; join parts by {AND!r} for a cell that is in several."
             )
-        self._recipe, self.name = dict(recipe), name
+        wrong = [label for label in self._labels if re.search(r'[,"#\r\n]', label) or not all(label.split(AND))]
+        if wrong:
+            raise SourceError(
+                f"{wrong[0]!r} is no name of a part: it is empty, or holds a comma, a quote, '#' or a new line."
+            )
+        self._recipe, self.name = json.loads(json.dumps(recipe, default=_to_json)), name
 
     # How splits are made.
 
@@ -232,7 +240,7 @@ class Split(Shown):
         if control is not None:
             parts = _deal_controls(table, match, controls, parts, uids, seed)
         recipe = {
-            "method": "hold_out", "test": _plain(test), "val": _plain(val), "control": control,
+            "method": "hold_out", "test": test, "val": val, "control": control,
             "match": list(match) if control is not None else None, "targets": targets, "separator": separator, "seed": seed,
         }  # fmt: skip
         return cls._made(query, uids, parts, recipe, name)
@@ -492,7 +500,9 @@ class Split(Shown):
         """
         target = Path(path)
         if target.suffix == ".csv":
-            lines = [f"# sha256:{self.hash}\n", f"uid,{self.name}\n"]
+            header = io.StringIO()
+            csv.writer(header, lineterminator="\n").writerow(["uid", self.name])
+            lines = [f"# sha256:{self.hash}\n", header.getvalue()]
             uids, parts = self._uids.to_pylist(), self._parts.cast(pa.string()).to_pylist()
             lines += [f"{uid},{part}\n" for uid, part in zip(uids, parts, strict=True)]
         elif target.suffix == ".toml":
@@ -705,14 +715,13 @@ def _require_values(query: Query, condition: Mapping[str, Any]) -> None:
                 raise QueryError(f"No cell of the query has {name!r} = {lacking[0]!r}.")
 
 
-def _plain(condition: Mapping[str, Any] | Filter | None) -> Any:  # noqa: ANN401  (JSON's types)
-    if isinstance(condition, Filter):
-        return condition.to_dict()
-    return (
-        None
-        if condition is None
-        else {key: [*v] if isinstance(v, tuple | set | np.ndarray) else v for key, v in condition.items()}
-    )
+def _to_json(value: Any) -> Any:  # noqa: ANN401  (what a condition holds)
+    """Return a value that JSON has no type for as one that it has."""
+    if isinstance(value, Filter):
+        return value.to_dict()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
 def _table_of(frame: Any) -> pa.Table:  # noqa: ANN401
@@ -742,15 +751,13 @@ def _read_text(path: Path) -> str:
 
 def _read_csv(path: Path) -> tuple[Any, str | None]:
     """Return the table of a file, and the hash in its first line."""
-    import io
-
     import pandas as pd
 
     text = _read_text(path)
     first = text.partition("\n")[0]
     expected = first.removeprefix("# ") if first.startswith("# sha256:") else None
     try:
-        return pd.read_csv(io.StringIO(text), comment="#", dtype=str), expected
+        return pd.read_csv(io.StringIO(text), comment="#", dtype=str, keep_default_na=False), expected
     except (ValueError, pd.errors.ParserError) as error:
         raise SourceError(f"{path} is no table: {error}.") from error
 

@@ -369,6 +369,7 @@ def test_neighbors_of_a_table() -> None:
         ({"control": {"gene": "non-targetting"}}, QueryError, "no cell has 'gene' = 'non-targetting'"),
         ({"control": {"colour": "red"}}, QueryError, "no column 'colour'"),
         ({"set_by": ["genes"]}, QueryError, "no column 'genes'"),
+        ({"set_by": ["n_cells"]}, QueryError, "cannot name 'n_cells'"),
         ({"match": "dataset"}, (ArgumentError, QueryError), "match as a list"),
         ({"set_size": 0}, QueryError, "set_size as a whole number from 1"),
         ({"sets": 0}, QueryError, "sets as a whole number from 1"),

@@ -110,6 +110,10 @@ class SetOptions:
             raise ArgumentError(
                 "SetLoader takes set_by and control, e.g. set_by=['perturbation'], control={'perturbation': 'non-targeting'}, or match='neighbors'."
             )
+        if taken := sorted({*self.keys, *self.match} & {*FACTS}):
+            raise QueryError(
+                f"SetLoader: set_by and match cannot name {taken[0]!r}, which is a column of strata; annotate its values under another name."
+            )
         if self.control != OTHERS and not self.control:
             raise ArgumentError("SetLoader: control={} names no control cells.")
         if self.space is not None:

@@ -272,7 +272,7 @@ PRINTED = {
     "formats/gene_tables": ["genes load"], "ingest/": ["add"],
     "ingest/annotations": ["annotate"], "ingest/term_mapping": ["map-terms"], "model/frames": ["add"], "query/": ["query", "export"],
     "query/cell_load": [], "query/compare": [], "query/neighbors": ["neighbors"], "query/identity": ["genes link", "query"], "query/lazy": [], "query/outputs": [],
-    "query/search": ["search"], "query/split": [], "store/ontologies": ["load-terms"],
+    "query/score": [], "query/search": ["search"], "query/split": [], "store/ontologies": ["load-terms"],
     "wings/cxg/": ["convert", "export"], "wings/cxg/curation": [], "wings/cxg/explorer": ["serve"],
     "wings/results/attachment": ["add", "annotate"], "wings/results/npy_results": ["convert-results"], "wings/results/verbs/evaluation": ["test"],
     "wings/results/verbs/inference": ["infer"], "wings/results/verbs/lookup": ["neighbors", "save-to-database"],

@@ -46,6 +46,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> ra.AtlasView:
     cells = atlas.checkout(atlas.snapshot()).query().where(dataset="plain").to_anndata()
     cells.obsm["z"] = np.arange(40, dtype=np.float32).reshape(20, 2)
     atlas.annotate(cells, columns=[], obsm=["z"])
+    atlas.annotate(pd.DataFrame({"split": ["train", "test"] * 10}, index=cells.obs_names))
     return atlas.checkout(atlas.snapshot("asked"))
 
 
@@ -57,6 +58,7 @@ CALLS: dict[str, Callable[[ra.AtlasView], Query]] = {
     "where": lambda view: view.query().where("n_genes > 3 AND cell_type LIKE 'B%'", dataset=["plain", None]),
     "where nothing": lambda view: view.query().where(col("n_genes").isin([])),
     "where term": lambda view: view.query().where(cell_type=under("lymphocyte", ontology="CL")),
+    "split": lambda view: view.query().split("train"),
     "within": lambda view: view.query().within((0, 0, 30, np.inf), by="centroid").where(dataset="slide").within((5, 5, 40, 40)),
     "features": lambda view: view.query().features([f"GENE{n}" for n in range(12)][::-1]),
     "features of a space": lambda view: view.query().spaces("gene_expression").features("GENE2", space="gene_expression"),

@@ -205,7 +205,10 @@ class Query(Shown):
         listed = flatten_names("split", parts)
         columns = cell_columns(self.catalog)
         facts = columns.facts.get(columns.stored(name))
-        labels = [str(label) for label in (facts.categories if facts is not None else None) or ()]
+        labels = list((facts.categories if facts is not None else None) or ())
+        if not labels and columns.target(name).family == "text":
+            labels = [*Query(self.catalog).count(name).index.dropna()]  # type: ignore[union-attr]
+        labels = [label for label in labels if isinstance(label, str)]
         known = {part for label in labels for part in label.split(AND)}
         if lacking := sorted({*listed} - known):
             raise QueryError(

@@ -66,7 +66,7 @@ class Split(Shown):
     --------
     >>> split = Split(pa.table({"uid": ["0" * 16, "1" * 16], "split": ["train", "test"]}), {})
     >>> split
-    Split 'split' of 2 cells: test 1, train 1 (sha256:f0ca1b36...)
+    Split 'split' of 2 cells: test 1, train 1 (sha256:6bb8fdd5...)
     """
 
     def __init__(self, cells: pa.Table, recipe: Mapping[str, Any], name: str = "split") -> None:

@@ -202,6 +202,7 @@ def test_a_test_needs_its_extra(view: ra.AtlasView, monkeypatch: pytest.MonkeyPa
         view.query().test("~ condition", ("condition", "ill", "well"), by="donor")
 
 
+@pytest.mark.filterwarnings("ignore")  # of pandas, about what pydeseq2 calls
 def test_tests_are_those_of_pydeseq2(view: ra.AtlasView) -> None:
     dds = pytest.importorskip("pydeseq2.dds")
     from pydeseq2.ds import DeseqStats

@@ -88,7 +88,7 @@ def brute_force(values: Any, weights: Any, method: str, n_top: int) -> float:
         return np.nan
     if method == "aucell":
         ranks = zip(rankdata(-values, "min")[weights != 0], rankdata(-values, "max")[weights != 0], strict=True)
-        found = sum(np.mean([max(n_top - rank, 0) for rank in range(low, high + 1)]) for low, high in ranks)
+        found = sum(np.mean([max(n_top - rank, 0) for rank in range(int(low), int(high) + 1)]) for low, high in ranks)
         return float(found / sum(max(n_top - rank, 0) for rank in range(1, int((weights != 0).sum()) + 1)))
     # By least squares on a design of two columns.
     design = np.column_stack([np.ones(len(values)), weights])

@@ -193,11 +193,12 @@ def test_files(query: ra.Query, tmp_path: Path) -> None:
 def test_frames() -> None:
     """Tables of all kinds name the parts; cells without one are left out, and what is no split is refused."""
     uids = [f"{i:016x}" for i in range(4)]
-    series = pd.Series(["train", None, "train+test", "test"], index=uids, name="fold")
+    parts = ["train", None, "train+test", "test"]
+    series = pd.Series(parts, index=uids, name="fold")
     for frame in (
         series,
         series.to_frame(),
-        pa.table({"uid": uids, "fold": series.tolist()}),
+        pa.table({"uid": uids, "fold": parts}),
         {"uid": uids, "fold": series.tolist()},
     ):
         split = Split.from_frame(frame)

@@ -23,7 +23,7 @@ from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import pin_cells, plan_read
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.runtime import release_unused_memory
+from raggedatlas.store.runtime import release_unused_memory, warnings_as
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -392,11 +392,12 @@ def test_samples(samples: "ad.AnnData", design: str, contrast: Sequence[str]) ->
             "much each measured."
         )
     counts = pd.DataFrame(samples.X[:, kept].toarray(), index=samples.obs_names, columns=samples.var_names[kept])
-    model = DeseqDataSet(counts=counts, metadata=metadata, design=design, quiet=True)
-    model.deseq2()
-    tests = DeseqStats(model, contrast=[column, str(tested), str(reference)], quiet=True)
-    # It prints its table otherwise.
-    with contextlib.redirect_stdout(io.StringIO()):
+    # It prints its table, and calls what pandas deprecates, with one warning or the other.
+    deprecated = warnings_as("ignore", DeprecationWarning), warnings_as("ignore", FutureWarning)
+    with contextlib.redirect_stdout(io.StringIO()), deprecated[0], deprecated[1]:
+        model = DeseqDataSet(counts=counts, metadata=metadata, design=design, quiet=True)
+        model.deseq2()
+        tests = DeseqStats(model, contrast=[column, str(tested), str(reference)], quiet=True)
         tests.summary()
     table: pd.DataFrame = tests.results_df
     if "symbol" in samples.var:

@@ -732,8 +732,12 @@ def _table_of(frame: Any) -> pa.Table:  # noqa: ANN401
     if isinstance(frame, pd.DataFrame) and "uid" not in frame.columns:
         frame = frame.rename_axis("uid").reset_index()
     try:
+        # NaN among texts is a missing value, as in pandas.
+        columns = (
+            {str(k): pa.array(v, from_pandas=True) for k, v in frame.items()} if isinstance(frame, Mapping) else frame
+        )
         table = (
-            pa.Table.from_pandas(frame, preserve_index=False) if isinstance(frame, pd.DataFrame) else pa.table(frame)
+            pa.Table.from_pandas(frame, preserve_index=False) if isinstance(frame, pd.DataFrame) else pa.table(columns)
         )
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(f"This is no table of cells: {error}.") from error

@@ -1,4 +1,4 @@
-"""Training batches of sets: cells of one stratum beside the cells that they are compared with, in an order of the loader."""
+"""Training batches of sets: cells of one stratum with the cells that they are compared with, in an order of the loader."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +99,7 @@ class SetLoader(BatchIterator):
     """Training batches of sets of cells, each set with the cells that it is compared with.
 
     A set has `set_size` cells that agree in the columns of `set_by` and `match`, such as the cells of one perturbation in one cell line of one
-    dataset, and beside it come as many control cells that agree in the columns of `match`. What has no such controls is left out and listed in
+    dataset, and comes with as many control cells that agree in the columns of `match`. What has no such controls is left out and listed in
     `strata`; controls never come from elsewhere.
 
     Parameters
@@ -140,7 +140,7 @@ class SetLoader(BatchIterator):
     seed : int
         The same seed gives the same sets, on any number of ranks and workers.
     obs : sequence of str, or None
-        Metadata columns of a batch, beside those named above; None takes those of ``query.obs(...)``.
+        Metadata columns of a batch, in addition to those named above; None takes those of ``query.obs(...)``.
     as_ : {"csr", "dense", "torch", "torch-dense"}
         What values come as, as in `Loader`.
     **choices

@@ -17,12 +17,12 @@ from raggedatlas.loader.plan import BatchPlan, part_rows
 from raggedatlas.loader.sets import NeighborSets, Strata, StratumSets
 from raggedatlas.model.frames import DATASET
 from raggedatlas.model.ids import UidIndex
-from raggedatlas.query.cells import BLOCK_CELLS, cell_columns
+from raggedatlas.query.cells import BLOCK_CELLS
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import AND
 from raggedatlas.query.split import Split
 from raggedatlas.query.targets import target_labels
-from raggedatlas.store.filters import Filter, col
+from raggedatlas.store.filters import Filter
 from raggedatlas.store.runtime import scratch_array
 from raggedatlas.store.sql_parser import as_filter
 
@@ -321,19 +321,17 @@ def _shared_controls(plan: BatchPlan, options: SetOptions, query: Query) -> list
     if options.part is None or not isinstance(options.control, Mapping):
         return []
     split, part = options.part
+    controls = query.where(dict(options.control))
     if isinstance(split, Split):
-        others = [one for one in split.parts if one != part]
-        mask = _rows_mask(plan, split, [part])
-        n = sum(int((_rows_mask(plan, split, [one]) & mask).any()) for one in others)
-        shared = "some" if n else ""
+        uids = controls.obs([]).to_arrow().column("uid").cast(pa.string()).combine_chunks()
+        others = np.zeros(len(uids), bool)
+        for other in split.parts:
+            others |= split.contains(uids, other) if other != part else False
+        n = int((split.contains(uids, part) & others).sum())
     else:
-        facts = cell_columns(query.catalog).facts.get(cell_columns(query.catalog).stored(split))
-        labels = [str(one) for one in (facts.categories if facts is not None else None) or () if AND in str(one)]
-        labels = [one for one in labels if part in one.split(AND)]
-        asked = query.where(dict(options.control)).where(col(split).isin(labels))
-        n = len(asked.obs([]).to_arrow()) if labels else 0
-        shared = f"{n:,}" if n else ""
-    return [f"{shared} controls of {part!r} are in other parts of the split too"] if shared else []
+        sizes: Any = controls.split(part, name=split).count(split)
+        n = int(sum(size for label, size in sizes.items() if AND in label))
+    return [f"{n:,} controls of {part!r} are in other parts of the split too"] if n else []
 
 
 class _Keys:

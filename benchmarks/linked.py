@@ -68,6 +68,29 @@ def _backed(file: str, seconds: float) -> dict[str, float]:
         return _rate(batches, seconds, shape=lambda batch: batch.shape[0])
 
 
+def _genes(place: str, way: str) -> dict[str, float]:
+    """Read 50 genes of all cells, then all of the matrix, from an atlas or with anndata from the file."""
+    import h5py
+    from anndata.io import read_elem, sparse_dataset
+
+    import raggedatlas as ra
+
+    numbers = np.linspace(0, 19_999, 50).astype(np.int64)
+    if way == "sparse_dataset":
+        began = _cpu()
+        with h5py.File(place) as opened:
+            n_genes = sparse_dataset(opened["X"])[:, numbers].nnz
+            middle = _cpu()
+            n_all = read_elem(opened["X"]).tocsr().nnz
+    else:
+        query = ra.RaggedAtlas.checkout_latest(place).query()
+        began = _cpu()
+        n_genes = query.features([str(number) for number in numbers]).to_anndata().X.nnz
+        middle = _cpu()
+        n_all = query.to_anndata().X.nnz
+    return {"genes_cpu": middle - began, "all_cpu": _cpu() - middle, "n_genes": n_genes, "n_all": n_all}
+
+
 def _rate(batches: Any, seconds: float, shape: Any = lambda batch: len(batch.rows)) -> dict[str, float]:
     """Return cells per second of wall time and of processor time, of at most one epoch."""
     next(batches)
@@ -90,6 +113,8 @@ def _one(case: str, *words: str) -> dict[str, float]:
 def _run_case(case: str, words: list[str]) -> dict[str, float]:
     if case in ("copy", "link"):
         return _add(words[0], words[1], copy=case == "copy")
+    if case == "genes":
+        return _genes(words[0], words[1])
     if case in ("full", "blocks"):
         return _epoch(words[0], case, float(words[1]))
     return _backed(words[0], float(words[1]))
@@ -224,6 +249,10 @@ def main() -> None:
         adata = make_cells(asked.cells)
         adata.write_h5ad(files["plain"])
         adata.write_h5ad(files["gzip"], compression="gzip")
+        columns = {"csc plain": folder / "csc.h5ad", "csc gzip": folder / "csc-gzip.h5ad"}
+        adata.X = adata.X.tocsc()
+        adata.write_h5ad(columns["csc plain"])
+        adata.write_h5ad(columns["csc gzip"], compression="gzip")
         del adata
         found: dict[str, list[dict[str, float]]] = {}
         for _ in range(0 if asked.remote_only else asked.rounds):
@@ -238,9 +267,16 @@ def main() -> None:
                         words = (str(folder / f"{kind}-{way}"), str(asked.seconds))
                         found.setdefault(f"{shuffle} {way} {kind}", []).append(_one(shuffle, *words))
                 found.setdefault(f"sparse_dataset {kind}", []).append(_one("backed", str(file), str(asked.seconds)))
+            for kind, file in columns.items():
+                for way in ("copy", "link"):
+                    atlas = folder / f"{kind}-{way}"
+                    shutil.rmtree(atlas, ignore_errors=True)
+                    found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(atlas)))
+                    found.setdefault(f"genes {way} {kind}", []).append(_one("genes", str(atlas), way))
+                found.setdefault(f"genes sparse_dataset {kind}", []).append(_one("genes", str(file), "sparse_dataset"))
             if asked.peers:
                 found.setdefault("annbatch", []).append(_annbatch(asked.peers, files["gzip"], folder, asked.seconds))
-        sizes = {kind: file.stat().st_size for kind, file in files.items()}
+        sizes = {kind: file.stat().st_size for kind, file in {**files, **columns}.items()}
         print(
             f"{asked.cells:,} cells, {asked.rounds} rounds, "
             + ", ".join(f"{k} {n / 1e6:.0f} MB" for k, n in sizes.items())
@@ -250,7 +286,7 @@ def main() -> None:
             return statistics.median(one[key] for one in found[case])
 
         print("\n| | figure |\n|---|---|")
-        for kind in files if found else ():
+        for kind in sizes if found else ():
             link, copy = median(f"link {kind}", "cpu"), median(f"copy {kind}", "cpu")
             print(f"| link {kind}: processor s, against add with copy | {link:.2f} / {copy:.2f} = {link / copy:.2f}x |")
             print(f"| peak anonymous memory of linking {kind} (MB) | {median(f'link {kind}', 'peak_mb'):.0f} |")
@@ -262,6 +298,10 @@ def main() -> None:
                 print(
                     f"| {case}: cells per processor s (wall s) | {median(case, 'cells_per_cpu_s'):,.0f} ({median(case, 'cells_per_s'):,.0f}) |"
                 )
+        for case in (case for case in sorted(found) if case.startswith("genes")):
+            print(
+                f"| {case}: 50 genes, all (processor s) | {median(case, 'genes_cpu'):.2f}, {median(case, 'all_cpu'):.2f} |"
+            )
         for title, text in (*_remote(files["gzip"], asked.latency), *_query_remote(folder, 0.05)):
             print(f"| {title} | {text} |")
 

@@ -1,4 +1,4 @@
-"""Laws of `add(copy="rows")`: rows as any add writes them, and a column-sorted copy that stays in the file."""
+"""Laws of CSC matrices that stay in the file: with rows copied as any add writes them (`copy="rows"`), and without (`copy=False`)."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas.catalog.assets import array_readers, read_links, read_specs
-from raggedatlas.errors import ArgumentError, CorruptError, SourceError
+from raggedatlas.errors import ArgumentError, CorruptError, SourceError, StaleSourceError, ValuesError
 from raggedatlas.query import read
 from raggedatlas.store.read import read_all
 from support.hypothesis_profile import examples
@@ -40,7 +40,7 @@ def made(n: int = 40, width: int = 9, seed: int = 0, dtype: str = "f4", density:
 
 def added(folder: Path, file: Path, **options: Any) -> ra.RaggedAtlas:
     atlas = ra.RaggedAtlas.create(str(folder / "atlas"), codec=options.pop("codec", None) or "packed")
-    atlas.add(file, "d", copy="rows", progress=False, **options)
+    atlas.add(file, "d", copy=options.pop("copy", "rows"), progress=False, **options)
     return atlas
 
 
@@ -79,25 +79,31 @@ def prefer_columns(patch: pytest.MonkeyPatch) -> None:
 @examples(12)
 @given(
     n=st.integers(1, 40), width=st.integers(2, 12), seed=st.integers(0, 99), density=st.floats(0, 1),
-    dtype=st.sampled_from(["f4", "f8", "i4", "i8", "u2"]), kind=st.sampled_from(KINDS), half=st.booleans(), data=st.data(),
+    dtype=st.sampled_from(["f4", "f8", "i4", "i8", "u2"]), kind=st.sampled_from(KINDS), half=st.booleans(),
+    copy=st.sampled_from(["rows", "by row", "by column"]), at_once=st.sampled_from([1, 20, 2**22]), data=st.data(),
 )  # fmt: skip
 def test_genes_equal_those_of_a_copied_atlas(
-    n: int, width: int, seed: int, density: float, dtype: str, kind: str, half: bool, data: st.DataObject
-) -> None:
+    n: int, width: int, seed: int, density: float, dtype: str, kind: str, half: bool, copy: str, at_once: int,
+    data: st.DataObject,
+) -> None:  # fmt: skip
     """However the file stores its columns: genes of all or of some cells are those of a copy that `add_csc` has sorted, to the dtype."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         prefer_columns(patch)
+        patch.setattr("raggedatlas.store.read._COLUMN_ENTRIES", at_once)
+        if copy == "by row":
+            patch.setattr(read, "choose_column_copies", lambda *_: {})
         adata = made(n, width, seed, dtype, density)
         # HDF5 has no chunks of no entries.
         file = write_file(adata, Path(folder), "d", kind if adata.X.nnz else "plain.h5ad")
-        linked = added(Path(folder), file)
+        options = {} if copy == "rows" else {"copy": False, "hash": "full"}
+        linked = added(Path(folder), file, **options)
         copied = ra.RaggedAtlas.create(f"{folder}/copied")
         copied.add(file, "d", column_order="file", progress=False)
         copied.add_csc("d")
         assert {"csc/indices", *(f"csc/layers/{layer}" for layer in linked.dataset("d").records[0].layers)} == links(
             linked
         )
-        genes = data.draw(st.lists(st.sampled_from(list(adata.var_names)), min_size=1, max_size=width - 1, unique=True))
+        genes = data.draw(st.lists(st.sampled_from(list(adata.var_names)), min_size=1, max_size=width, unique=True))
         for layer in linked.dataset("d").records[0].layers:
             answers = []
             for atlas in (linked, copied):
@@ -281,22 +287,34 @@ def by_row(adata: ad.AnnData) -> None:
     adata.X = adata.X.tocsr()
 
 
+def outside(adata: ad.AnnData) -> None:
+    adata.X.indices[adata.X.indptr[3] - 1] = 2**20
+
+
+def fraction(adata: ad.AnnData) -> None:
+    adata.X.data[0] = np.inf
+
+
 @pytest.mark.parametrize(
-    ("spoil", "text"),
+    ("copy", "spoil", "text"),
     [
-        (unsorted, "rows do not ascend.*copy=True.*sum_duplicates"),
-        (twice, "rows do not ascend.*copy=True.*sum_duplicates"),
-        (by_row, "has no CSC matrix.*copy=False"),
+        ("rows", unsorted, "rows do not ascend.*copy=True.*sum_duplicates"),
+        ("rows", twice, "rows do not ascend.*copy=True.*sum_duplicates"),
+        ("rows", by_row, "has no CSC matrix.*copy=False"),
+        (False, unsorted, "rows do not ascend.*copy=True.*sum_duplicates"),
+        (False, twice, "rows do not ascend.*copy=True.*sum_duplicates"),
+        (False, outside, "entry for row 1,048,576, outside its 40 cells"),
+        (False, fraction, "holds inf at cell [0-9]+, feature 0"),
     ],
 )
-def test_what_cannot_be_linked_by_column_is_refused(tmp_path: Path, spoil: Any, text: str) -> None:
+def test_what_cannot_be_linked_by_column_is_refused(tmp_path: Path, copy: Any, spoil: Any, text: str) -> None:
     adata = made()
     del adata.layers["half"]
     spoil(adata)
     adata.write_h5ad(tmp_path / "d.h5ad")
     atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
-    with pytest.raises(SourceError, match=text):
-        atlas.add(tmp_path / "d.h5ad", copy="rows", progress=False)
+    with pytest.raises((SourceError, ValuesError), match=text):
+        atlas.add(tmp_path / "d.h5ad", copy=copy, progress=False)
     assert len(atlas.list_datasets()) == 0
     assert problems(atlas) == []
 
@@ -304,8 +322,6 @@ def test_what_cannot_be_linked_by_column_is_refused(tmp_path: Path, spoil: Any, 
 def test_other_refusals(tmp_path: Path) -> None:
     atlas, adata = ra.RaggedAtlas.create(str(tmp_path / "atlas")), made()
     adata.write_h5ad(tmp_path / "d.h5ad")
-    with pytest.raises(SourceError, match=r"stored as CSC.*copy='rows'"):
-        atlas.add(tmp_path / "d.h5ad", copy=False, progress=False)
     with pytest.raises(SourceError, match=r"in memory.*copy=True"):
         atlas.add(adata, copy="rows", progress=False)
     with pytest.raises(ArgumentError, match=r"hash=.*no effect"):
@@ -335,3 +351,146 @@ def test_columns_are_read_from_a_web_server(tmp_path: Path, by_column: list[int]
         found = query(atlas).layers("half").features(["g5"]).to_anndata()
         np.testing.assert_array_equal(found.X.toarray(), adata.layers["half"][:, [5]].toarray())
         assert by_column == [1]
+
+
+def cells_in_order(found: ad.AnnData, adata: ad.AnnData) -> Any:
+    """Return the values of a result in the order of a file."""
+    place = {name: row for row, name in enumerate(found.obs["cell_name"].astype(str))}
+    return found[[place[name] for name in adata.obs_names]][:, list(adata.var_names)].X.toarray()
+
+
+def test_a_matrix_that_is_linked_by_column_stores_no_values(tmp_path: Path) -> None:
+    """Only the bounds of rows and columns; rows are read from the file, too."""
+    adata = made(900, 30)
+    write_file(adata, tmp_path, "d", "gzip.h5ad")
+    atlas = added(tmp_path, tmp_path / "d-gzip.h5ad", copy=False)
+    (record,) = atlas.dataset("d").records
+    assert {*read_specs(record)} == {"csr/indptr", "csc/indptr", "csc/indices", "csc/layers/counts", "csc/layers/half"}
+    assert links(atlas) == {"csc/indices", "csc/layers/counts", "csc/layers/half"}
+    view = query(atlas)
+    some, every = (view.layers("counts").features(genes).explain() for genes in (["g3"], list(adata.var_names)))
+    fetched = [int(text.split(" bytes fetched")[0].rpartition(" ")[2].replace(",", "")) for text in (some, every)]
+    assert 0 < 10 * fetched[0] < fetched[1] < (tmp_path / "d-gzip.h5ad").stat().st_size
+    np.testing.assert_array_equal(cells_in_order(view.layers("counts").to_anndata(), adata), adata.X.toarray())
+    np.testing.assert_array_equal(
+        cells_in_order(view.layers("half").to_anndata(), adata), adata.layers["half"].toarray()
+    )
+    atlas.delete_cells({"half": "odd"})
+    left = query(atlas).layers("counts").to_anndata()
+    kept = adata[adata.obs["half"] == "even"]
+    np.testing.assert_array_equal(cells_in_order(left, kept), kept.X.toarray())
+    assert problems(atlas) == []
+
+
+def test_layers_by_row_and_by_column_are_linked_each_as_it_is(tmp_path: Path) -> None:
+    adata = made()
+    adata.layers["half"] = adata.layers["half"].tocsr()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = added(tmp_path, tmp_path / "d.h5ad", copy=False)
+    assert links(atlas) == {"csc/indices", "csc/layers/counts", "csr/indices", "csr/layers/half"}
+    for layer in ("counts", "half"):
+        expected = adata.X if layer == "counts" else adata.layers["half"]
+        np.testing.assert_array_equal(
+            cells_in_order(query(atlas).layers(layer).to_anndata(), adata), expected.toarray()
+        )
+    both = query(atlas).layers("half", "counts").to_anndata()
+    np.testing.assert_array_equal(both.X.toarray() * 2, both.layers["counts"].toarray())
+    assert problems(atlas) == []
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+def test_rows_of_a_column_are_checked_whenever_they_are_read(
+    tmp_path: Path, by_column: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a file with the recorded size and time."""
+    if not by_column:
+        monkeypatch.setattr(read, "choose_column_copies", lambda *_: {})
+    file = tmp_path / "d.h5ad"
+    made(400, 9, density=0.9).write_h5ad(file)
+    atlas, facts = added(tmp_path, file, copy=False), file.stat()
+    # By column, another row of the matrix cannot be told from the right one.
+    for wrong in (400, -1) if by_column else (400, -1, 0):
+        with h5py.File(file, "r+") as opened:
+            middle = opened["X/indptr"][4] - 1
+            before, opened["X/indices"][middle] = int(opened["X/indices"][middle]), wrong
+        os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        with pytest.raises(CorruptError, match=r"other rows than|twice|the group has not got|does not have"):
+            query(atlas).layers("counts").to_anndata()
+        assert {problem.rule for problem in atlas.validate("deep") if problem.level == "must"} <= {
+            "array-damaged",
+            "feature-bounds",
+        }
+        assert problems(atlas)
+        with pytest.raises((SourceError, CorruptError)):
+            atlas.materialize()
+        with h5py.File(file, "r+") as opened:
+            opened["X/indices"][middle] = before
+        os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert problems(atlas) == []
+
+
+def test_counts_by_a_sample_are_checked_in_columns(tmp_path: Path) -> None:
+    """Of columns that no sample looked at."""
+    adata = made(600, 400, density=0.9)
+    adata.X.data[adata.X.indptr[100]] = 0.5
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = added(tmp_path, tmp_path / "d.h5ad", copy=False)
+    found = query(atlas).layers("counts")
+    assert found.features(["g3"]).to_anndata().X.nnz
+    with pytest.raises(ValuesError, match="are no counts"):
+        found.features(["g100"]).to_anndata()
+    with pytest.raises(ValuesError, match="are no counts"):
+        found.to_anndata()
+    assert {problem.rule for problem in atlas.validate("deep") if problem.level == "must"} == {"counts"}
+
+
+def test_a_file_by_column_is_moved_changed_packed_and_restored(tmp_path: Path) -> None:
+    adata = made()
+    adata.write_h5ad(tmp_path / "d.h5ad")
+    atlas = added(tmp_path, tmp_path / "d.h5ad", copy=False)
+    first = atlas.snapshot()
+    adata.write_h5ad(tmp_path / "zipped.h5ad", compression="gzip")
+    atlas.relink("d", tmp_path / "zipped.h5ad", hash="full")
+    (tmp_path / "d.h5ad").unlink()
+    assert problems(atlas) == []
+    with pytest.raises(StaleSourceError):
+        atlas.checkout(first).query().layers("counts").to_anndata()
+    assert atlas.materialize() == ("d",)
+    atlas.snapshot()
+    (tmp_path / "zipped.h5ad").rename(tmp_path / "d.h5ad")
+    np.testing.assert_array_equal(cells_in_order(query(atlas).layers("counts").to_anndata(), adata), adata.X.toarray())
+    atlas.restore(first)
+    assert links(atlas) == {"csc/indices", "csc/layers/counts", "csc/layers/half"}
+    assert atlas.materialize() == ("d",)
+    assert {*read_specs(atlas.dataset("d").records[0])} >= {"csr/indices", "csr/layers/counts", "csc/layers/counts"}
+    np.testing.assert_array_equal(cells_in_order(query(atlas).layers("counts").to_anndata(), adata), adata.X.toarray())
+    assert problems(atlas) == []
+
+
+def test_a_file_by_column_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    """Nothing stands in for it: its rows are nowhere else."""
+    made().write_h5ad(tmp_path / "d.h5ad")
+    added(tmp_path, tmp_path / "d.h5ad", copy=False).snapshot()
+    denied = ra.RaggedAtlas.open(str(tmp_path / "atlas"), sources="deny")
+    with pytest.raises(OSError, match=r"'d' is linked to.*sources='deny'"):
+        denied.checkout(1).query().layers("counts").features(["g1"]).to_anndata()
+    assert {problem.rule for problem in denied.validate("deep") if problem.level == "must"} == {"source-missing"}
+
+
+def test_rows_of_columns_behind_a_web_server(tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    adata = made(300, 9)
+    file = write_file(adata, folder, "d", "gzip.h5ad")
+    with WebServer(folder, stamps=True) as server:
+        atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
+        atlas.add(f"{server.address}/{file.name}", "d", copy=False, progress=False)
+        found = query(atlas).layers("counts").to_anndata()
+        np.testing.assert_array_equal(cells_in_order(found, adata), adata.X.toarray())
+        with pytest.warns(UserWarning, match="linked by column"):
+            loader = ra.Loader(query(atlas).layers("counts"), 64, shuffle=None)
+        batches = [*loader]
+        assert sum(batch.X.nnz for batch in batches) == adata.X.nnz
+        write_file(made(300, 9, seed=1), folder, "d", "gzip.h5ad")
+        with pytest.raises(StaleSourceError):
+            query(atlas).layers("counts").to_anndata()

@@ -41,6 +41,7 @@ def by_name(loader: ra.Loader) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:The matrices of .* are linked by column")
 @pytest.mark.parametrize("shuffle", ["full", "blocks", None])
 def test_batches_are_those_of_a_copied_atlas(views: "dict[str, ra.AtlasView]", shuffle: Any) -> None:
     """Each cell comes once with its values, whatever the order."""
@@ -94,6 +95,16 @@ def test_random_cells_of_compressed_files_are_warned_about(
         warnings.simplefilter("error")
         ra.Loader(compressed, 4, shuffle="blocks")
         ra.Loader(views["linked"].query().where(dataset="data-0"), 4)
+
+
+@pytest.mark.parametrize("shuffle", ["full", "blocks", None])
+def test_files_by_column_are_warned_about(views: "dict[str, ra.AtlasView]", shuffle: Any) -> None:
+    number = [*WRITERS].index("columns.h5ad")
+    with pytest.warns(UserWarning, match=rf"'data-{number}' are linked by column.*pack=True.*materialize.*copy='rows'"):
+        ra.Loader(views["linked"].query().where(dataset=f"data-{number}"), 4, shuffle=shuffle)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ra.Loader(views["copied"].query(), 4, shuffle=shuffle)
 
 
 def test_pack_copies_the_values_first_and_leaves_the_snapshot_as_it_is(tmp_path: Path) -> None:

@@ -74,6 +74,15 @@ def _dense(**options: Any) -> Any:
     return write
 
 
+def _by_column(write: Any) -> Any:
+    def transposed(adata: "ad.AnnData", path: Path) -> None:
+        copy = adata.copy()
+        copy.X = copy.X.tocsc()
+        write(copy, path)
+
+    return transposed
+
+
 WRITERS: dict[str, Any] = {
     "dense.h5ad": _dense(),
     "tiled.h5ad": _dense(compression="gzip"),
@@ -84,6 +93,8 @@ WRITERS: dict[str, Any] = {
     "v2.zarr": _zarr(2),
     "v3.zarr": _zarr(3),
     "sharded.zarr": _zarr(3, shards=True),
+    "columns.h5ad": _by_column(_rechunked(compression="gzip")),
+    "columns.zarr": _by_column(_zarr(3)),
 }
 """Kind of file -> its writer."""
 

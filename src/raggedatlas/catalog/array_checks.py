@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from raggedatlas.catalog.assets import has_complete_rows, is_atlas_group, read_specs
+from raggedatlas.catalog.assets import column_layers, has_complete_rows, is_atlas_group, read_specs
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord, Span
 from raggedatlas.model.spaces import FeatureSpace
@@ -37,9 +37,11 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
         specs, checksums, _ = read_specs(record), record.array_checksums, record.file_facts
     except AtlasError as error:
         return [wrong(f"its record describes invalid arrays: {error}")]
-    sparse = "csr/indices" in specs or has_complete_rows(record, specs)
-    prefix, length = ("csr/layers/", record.n_entries) if sparse else ("layers/", record.n_cells)
-    wanted = {prefix + layer for layer in record.layers} | ({"csr/indices"} & {*specs} if sparse else set())
+    by_column = bool(column_layers(specs))
+    sparse = "csr/indices" in specs or by_column or has_complete_rows(record, specs)
+    folder = "csc/" if by_column else "csr/"
+    prefix, length = (f"{folder}layers/", record.n_entries) if sparse else ("layers/", record.n_cells)
+    wanted = {prefix + layer for layer in record.layers} | ({f"{folder}indices"} & {*specs} if sparse else set())
     problems = [wrong(f"the array {path} is not described") for path in sorted(wanted - set(specs))]
     lengths = dict.fromkeys(wanted & set(specs), length)
     # The column-sorted copy of a dense matrix has no zeros.
@@ -150,8 +152,10 @@ def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
         wanted = listed_nodes(specs)
         others = listed.keys() - specs.keys() if len(own) == len(specs) else set()
         # What was packed since, by `materialize`, is listed for the newest record.
-        linked = [path.split("/") for path, spec in specs.items() if spec.linked is not None]
-        others -= {"/".join(parts[:n]) for parts in linked for n in range(1, len(parts))}
+        rows = {f"csr/layers/{layer}" for layer in column_layers(specs)}
+        rows |= {"csr/indices"} if rows else set()
+        linked = [path.split("/") for path in (*rows, *(path for path, spec in specs.items() if spec.linked))]
+        others -= rows | {"/".join(parts[:n]) for parts in linked for n in range(1, len(parts))}
         nodes = {path for path in others if path.split("/")[0] != "csc"} | wanted.keys() - specs.keys()
         wrong = sorted(path for path in nodes if listed.get(path) != wanted.get(path))
         if wrong:

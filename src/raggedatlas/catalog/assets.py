@@ -36,7 +36,7 @@ from raggedatlas.model.validation import Problem
 from raggedatlas.model.wings import asset_tables, every_wing
 from raggedatlas.store.arrays import COLUMNS_CODEC, ArraySpec, create_group, read_group, write_group_attributes
 from raggedatlas.store.location import Location
-from raggedatlas.store.read import ArrayReader
+from raggedatlas.store.read import ArrayReader, TransposedReader
 from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import LISTING
 
@@ -781,7 +781,7 @@ def array_columns(specs: Mapping[str, ArraySpec], checksums: Mapping[str, str]) 
 def array_readers(catalog: Catalog, record: DatasetRecord) -> dict[str, ArrayReader]:
     """Return a reader of every array of a record, with its recorded checksum: path below the group -> reader.
 
-    Column-sorted arrays in a file that may not be read are left out, as all values are in the rows.
+    Column-sorted arrays in a file that may not be read are left out where all values are in the rows.
 
     Raises
     ------
@@ -796,19 +796,41 @@ def array_readers(catalog: Catalog, record: DatasetRecord) -> dict[str, ArrayRea
         try:
             found[path] = open_array(catalog, record, spec, checksums.get(path, ""))
         except StoreError:
-            if not path.startswith("csc/"):
+            if not path.startswith("csc/") or column_layers(specs):
                 raise
     if has_complete_rows(record, specs):
         shape, path = (record.n_entries,), f"{record.zarr_group}/csr/indices"
         columns = ArraySpec(path, shape, "uint32", (record.n_features,), None, COLUMNS_CODEC)
         found["csr/indices"] = ArrayReader(catalog.arrays, columns)
+    return with_transposed(found, record.zarr_group)
+
+
+def with_transposed(readers: Mapping[str, ArrayReader], group: str) -> dict[str, ArrayReader]:
+    """Return the readers of a group, and those that read its rows from its columns, where it has only these."""
+    found = dict(readers)
+    layers = column_layers(readers)
+    if layers:
+        of_rows = partial(
+            TransposedReader.of, row_bounds=readers["csr/indptr"], column_bounds=readers["csc/indptr"], rows=readers["csc/indices"]
+        )  # fmt: skip
+        found["csr/indices"] = of_rows(f"{group}/csr/indices")
+        for layer in layers:
+            found[f"csr/layers/{layer}"] = of_rows(f"{group}/csr/layers/{layer}", values=readers[f"csc/layers/{layer}"])
     return found
+
+
+def column_layers(paths: Collection[str]) -> list[str]:
+    """Return the layers of a group that is stored by column alone, as one that is linked to a CSC matrix; else none."""
+    if "csr/indices" in paths or not {"csr/indptr", "csc/indptr", "csc/indices"} <= {*paths}:
+        return []
+    names = [path.removeprefix("csc/layers/") for path in paths if path.startswith("csc/layers/")]
+    return [name for name in names if f"csr/layers/{name}" not in paths]
 
 
 def has_complete_rows(record: DatasetRecord, paths: Collection[str]) -> bool:
     """Return whether a sparse group has an entry for every column of every row, and so no array of columns: it is linked to a dense matrix, or was."""
     complete = record.n_entries == record.n_cells * record.n_features > 0
-    return complete and "csr/indptr" in paths and "csr/indices" not in paths
+    return complete and "csr/indptr" in paths and "csr/indices" not in paths and not column_layers(paths)
 
 
 def open_array(catalog: Catalog, record: DatasetRecord, spec: ArraySpec, checksum: str = "") -> ArrayReader:

@@ -9,7 +9,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import array_readers, find_dataset, open_array, read_links, read_records, read_specs
+from raggedatlas.catalog.assets import (
+    array_readers,
+    column_layers,
+    find_dataset,
+    has_complete_rows,
+    open_array,
+    read_links,
+    read_records,
+    read_specs,
+)
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_frame
 from raggedatlas.catalog.layouts import read_layouts
@@ -19,12 +28,14 @@ from raggedatlas.model.frames import INDEX
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.content_hash import ContentHash
-from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice
+from raggedatlas.store.read import ArrayReader, TransposedReader, iterate_slices, read_bounds, read_slice
 from raggedatlas.store.runtime import prefetch
 from raggedatlas.store.sparse import canonicalize
 
 STEP_BYTES = 64 * 2**20
 """About how many bytes of columns and values are in memory at once."""
+
+_TRANSPOSED_STEP = 256 * 2**20
 
 COUNTS = "counts"
 
@@ -48,9 +59,12 @@ class LinkedRows:
 
 
 def layer_paths(record: DatasetRecord) -> dict[str, str]:
-    """Return the layers of a group whose values are linked: layer -> path of the array below the group."""
+    """Return the layers of a group whose values are linked: layer -> path of the array that `array_readers` reads their rows from."""
     links = read_links(record)
-    return {path.rpartition("/")[2]: path for path in links if path.startswith(("csr/layers/", "layers/"))}
+    rows = {path.rpartition("/")[2]: path for path in links if path.startswith(("csr/layers/", "layers/"))}
+    return rows | {
+        layer: f"csr/layers/{layer}" for layer in column_layers(record.array_specs) if f"csc/layers/{layer}" in links
+    }
 
 
 def iterate_linked(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
@@ -92,7 +106,9 @@ def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Itera
         return
     indices = readers["csr/indices"]
     indptr = read_bounds(readers["csr/indptr"], record.n_cells, record.n_entries)
-    most = STEP_BYTES // (np.dtype(indices.spec.dtype).itemsize + sum(itemsizes))
+    # Of a matrix that is stored by column, each step reads all of it.
+    step = _TRANSPOSED_STEP if isinstance(indices, TransposedReader) else STEP_BYTES
+    most = step // (np.dtype(indices.spec.dtype).itemsize + sum(itemsizes))
     row = 0
     while row < record.n_cells:
         # A row with more entries is a step of its own.
@@ -110,6 +126,8 @@ def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Itera
 
 
 def _unsampled(reader: ArrayReader) -> ArrayReader:
+    if isinstance(reader, TransposedReader) and reader.values is not None:
+        return replace(reader, values=_unsampled(reader.values))
     link = reader.spec.linked
     return reader if link is None else replace(reader, spec=replace(reader.spec, linked=replace(link, sampled=False)))
 
@@ -247,9 +265,10 @@ def _check_values(
                 rows.layers[record.layers[0]],
                 record.zarr_group,
                 rows.row,
-                complete="csr/indices" not in read_links(record),
+                complete=has_complete_rows(record, record.array_specs),
             )
     walked = {"csr/indices", *layer_paths(record).values()}
+    walked |= {f"csc/layers/{layer}" for layer in column_layers(record.array_specs)}
     limits = index_limits(record)
     for path in sorted(read_links(record).keys() - walked):
         # Not of `readers`, which lack what may not be read.

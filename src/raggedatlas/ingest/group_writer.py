@@ -383,8 +383,10 @@ def link_group(
     written.indptr, written.present, written.n_rows = linked.indptr, links.present[number], info.shape[0]
     written.n_entries = int(np.prod(info.shape, dtype=np.int64)) if linked.indptr is None else int(linked.indptr[-1])
     if not options.dry_run:
-        if linked.indptr is not None:
-            kept = {"csr/indptr": _filled(catalog, f"{path}/csr/indptr", linked.indptr, catalog.codec())}
+        if linked.bounds:
+            kept = {
+                own: _filled(catalog, f"{path}/{own}", values, catalog.codec()) for own, values in linked.bounds.items()
+            }
             _close_arrays(written, kept, bundle if written.listed else None)
         for own, spec in linked.specs.items():
             written.specs[own] = links.link(

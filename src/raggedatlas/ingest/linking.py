@@ -14,12 +14,16 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.linking import Linker
 from raggedatlas.ingest.plan import IngestPlan, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import LayerFit, to_csr
+from raggedatlas.model.batch import DenseBlock
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.bundle import Bundle
+from raggedatlas.store.linked import LinkedSource, keep_references
+from raggedatlas.store.location import Location
+from raggedatlas.store.read import ArrayReader, iterate_slices, read_ranges
 from raggedatlas.store.references import References, SourceObjects, references_file
 from raggedatlas.store.sources import recorded_address
 from raggedatlas.store.sparse import canonicalize
@@ -29,6 +33,12 @@ SAMPLES = 3
 
 SAMPLE_ROWS = 16
 """Rows that are looked at in each place."""
+
+SAMPLE_ENTRIES = 2**16
+"""Most entries that are looked at in each place of a CSC matrix."""
+
+WALKED_BYTES = 2**23
+"""Bytes of the rows of entries of a CSC matrix that are read at once; they are counted as wider integers."""
 
 SMALL_BYTES = 2**20
 """Smaller matrices that no query reads by rows, such as those of `varm`, are copied: references would take as many requests."""
@@ -48,15 +58,20 @@ class LinkedGroup:
         Path below the group -> the array, still without its link.
     sampled : frozenset of str
         Paths of the layers that only a sample shows to be counts.
-    indptr : (n_rows + 1,) int64 or None
-        Bounds of the rows' entries; None for dense groups.
+    bounds : mapping of str to (n + 1,) int64
+        Path below the group -> bounds of the entries of the rows, and of the columns where these are linked; none of dense groups.
     """
 
     layers: Mapping[str, LayerPlan]
     stored: Mapping[str, np.dtype[Any]]
     specs: Mapping[str, ArraySpec]
     sampled: frozenset[str]
-    indptr: NDArray[np.int64] | None
+    bounds: Mapping[str, NDArray[np.int64]]
+
+    @property
+    def indptr(self) -> NDArray[np.int64] | None:
+        """Bounds of the entries of the rows; None for dense groups."""
+        return self.bounds.get("csr/indptr")
 
 
 @dataclass
@@ -160,10 +175,7 @@ def plan_column_links(catalog: Catalog, source: Source, plan: IngestPlan) -> Col
     for key in keys:
         # Then layers with the same entries have them in the same order.
         if not source.rows_ascend(key):  # type: ignore[attr-defined]
-            raise SourceError(
-                f"{key} of {where} has columns whose rows do not ascend, or that name a row twice; entries of a linked file are read as they "
-                "are. Add it with copy=True, or call sum_duplicates() on the matrix first."
-            )
+            raise _unordered(key, where)
     content, facts = _collect(catalog, plan, linker, hashed=True)[1:]
     return ColumnLinks(content, facts, matrices, {key: read_indptr(source, key) for key in keys})
 
@@ -193,7 +205,9 @@ def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: st
     taken: dict[str, set[str]] = {}
     for group in plan.groups:
         taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
-    groups = tuple(_link_group(source, linker, group, taken[group.space.name]) for group in plan.groups)
+    groups = tuple(
+        _link_group(catalog, source, plan, linker, n, taken[g.space.name]) for n, g in enumerate(plan.groups)
+    )
     extras = dict(_link_extras(linker, plan.extras))
     present = tuple(source.present(group.layers[0].info.key) for group in plan.groups)
     extra_indptr = {key: read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
@@ -233,41 +247,117 @@ def describe_source(address: str, objects: SourceObjects, hashed: Literal["metad
     )
 
 
-def _link_group(source: Source, linker: Linker, group: NewGroup, taken: set[str]) -> LinkedGroup:
+def _unordered(key: str, where: str) -> SourceError:
+    return SourceError(
+        f"{key} of {where} has columns whose rows do not ascend, or that name a row twice; entries of a linked file are read as they "
+        "are. Add it with copy=True, or call sum_duplicates() on the matrix first."
+    )
+
+
+def _link_group(
+    catalog: Catalog, source: Source, plan: IngestPlan, linker: Linker, number: int, taken: set[str]
+) -> LinkedGroup:
+    group = plan.groups[number]
     sparse = group.space.kind is PointerKind.SPARSE
     layers, stored = dict[str, LayerPlan](), dict[str, np.dtype[Any]]()
     specs, sampled = dict[str, ArraySpec](), set[str]()
-    for plan in group.layers:
-        info = plan.info
-        if sparse and info.form == "csc":
-            raise SourceError(
-                f"{info.key} is stored as CSC, of which the rows cannot be read one by one. Add the file with copy='rows', which copies the rows "
-                "and links the columns, or with copy=True, or convert the matrix to CSR first."
-            )
+    bounds = dict[str, NDArray[np.int64]]()
+    for layer in group.layers:
+        info = layer.info
         if not sparse and info.form != "dense":
             raise SourceError(
                 f"{info.key} is stored as {info.form}, and the feature space {group.space.name!r} has dense rows, which cannot be read from it. "
                 "Add the file with copy=True, or store the matrix as a dense array."
             )
         arrays = linker.add(info.key)
-        fit = _sample(source, plan, group)
+        folder = ("csc/" if info.form == "csc" else "csr/") if sparse else ""
+        # Layers of a group have the same entries, so those of the first are those of all.
+        if folder and info.form != "dense":
+            specs.setdefault(f"{folder}indices", arrays["indices"])
+            if f"{folder}indptr" not in bounds:
+                bounds[f"{folder}indptr"] = read_indptr(source, info.key)
+        elif folder:
+            bounds["csr/indptr"] = np.arange(info.shape[0] + 1) * info.shape[1]
+        if folder == "csc/":
+            opened = _open_unrecorded(catalog, plan, linker, arrays)
+            bounds["csr/indptr"], fit = _walk_columns(opened, layer, group, bounds["csc/indptr"], plan)
+        else:
+            fit = _sample(source, layer, group)
         counts = group.space.is_counts and fit.counts
-        name = plan.name or free_name("counts" if counts and "counts" not in taken else plan.otherwise, taken)
+        name = layer.name or free_name("counts" if counts and "counts" not in taken else layer.otherwise, taken)
         taken.add(name)
-        path = f"csr/layers/{name}" if sparse else f"layers/{name}"
+        path = f"{folder}layers/{name}"
         if name == "counts" and arrays["data"].dtype[0] not in "bu":
             sampled.add(path)
-        if sparse and info.form == "csr":
-            # Layers of a group have the same entries, so those of the first are those of all.
-            specs.setdefault("csr/indices", arrays["indices"])
         specs[path] = arrays["data"]
-        layers[name], stored[name] = plan, np.dtype(arrays["data"].dtype)
-    indptr = None
-    if sparse:
-        info = group.layers[0].info
-        dense = info.form == "dense"
-        indptr = np.arange(info.shape[0] + 1) * info.shape[1] if dense else read_indptr(source, info.key)
-    return LinkedGroup(layers, stored, specs, frozenset(sampled), indptr)
+        layers[name], stored[name] = layer, np.dtype(arrays["data"].dtype)
+    return LinkedGroup(layers, stored, specs, frozenset(sampled), bounds)
+
+
+def _open_unrecorded(
+    catalog: Catalog, plan: IngestPlan, linker: Linker, arrays: Mapping[str, ArraySpec]
+) -> dict[str, ArrayReader]:
+    """Open arrays of a source whose references are not stored yet."""
+    place = plan.place
+    assert place is not None
+    references = linker.references()
+    digest = hashlib.sha256(references.to_bytes()).hexdigest()
+    keep_references(digest, references)
+    there = LinkedSource(place if isinstance(place, Location) else Location(str(place)), plan.name)
+    links = {name: Link(str(place), spec.path, Span("", 0, 0), digest) for name, spec in arrays.items()}
+    return {
+        name: ArrayReader(catalog.arrays, replace(spec, linked=links[name]), source=there)
+        for name, spec in arrays.items()
+    }
+
+
+def _walk_columns(
+    opened: Mapping[str, ArrayReader], layer: LayerPlan, group: NewGroup, indptr: NDArray[np.int64], plan: IngestPlan
+) -> tuple[NDArray[np.int64], LayerFit]:
+    """Read which rows the entries of a CSC matrix are in, and samples of its values.
+
+    Returns
+    -------
+    bounds : (n_rows + 1,) int64
+        Bounds of the entries of the rows.
+    fit : LayerFit
+        What the samples show.
+
+    Raises
+    ------
+    SourceError
+        If a row is outside of the matrix, or those of a column do not ascend.
+    """
+    info, where, start, last = layer.info, plan.schema.uri or plan.name, 0, -1
+    n_rows, n_entries = info.shape[0], int(indptr[-1])
+    counts = np.zeros(n_rows, np.int64)
+    for rows in iterate_slices(opened["indices"], WALKED_BYTES):
+        outside = rows >= n_rows if rows.dtype.kind == "u" else (rows >= n_rows) | (rows < 0)
+        if outside.any():
+            raise SourceError(
+                f"{info.key} of {where} has an entry for row {int(rows[outside][0]):,}, outside its {n_rows:,} cells; the file is damaged. Write it again."
+            )
+        counts += np.bincount(rows.astype(np.int64, copy=False), minlength=n_rows)
+        ascends = np.diff(rows.astype(np.int64, copy=False), prepend=last) > 0
+        # Where a column begins, any row may follow.
+        first, after = np.searchsorted(indptr, [start, start + len(rows)])
+        ascends[indptr[first:after] - start] = True
+        if not ascends.all():
+            raise _unordered(info.key, where)
+        start, last = start + len(rows), int(rows[-1])
+    n_sampled = min(max(1, SAMPLE_ROWS * n_entries // max(1, n_rows)), n_entries, SAMPLE_ENTRIES)
+    starts = np.unique(np.linspace(0, n_entries - n_sampled, SAMPLES).astype(np.int64))
+    entries = np.concatenate([np.arange(n_sampled) + begin for begin in starts])
+    values, rows = (read_ranges(opened[name], starts, starts + n_sampled) for name in ("data", "indices"))
+    columns = np.searchsorted(indptr, entries, side="right") - 1
+
+    def place(at: int, _: int) -> str:
+        return f"cell {rows[at]}, feature {columns[at]} (both counted from 0)"
+
+    fit = replace(_fit_of(layer, group), place=place)
+    fit.observe(DenseBlock({"values": values[:, None]}), 0)
+    fit.judge()
+    return np.concatenate([[0], np.cumsum(counts)]), fit
 
 
 def read_indptr(source: Source, key: str) -> NDArray[np.int64]:
@@ -276,13 +366,16 @@ def read_indptr(source: Source, key: str) -> NDArray[np.int64]:
     return indptr
 
 
-def _sample(source: Source, plan: LayerPlan, group: NewGroup) -> LayerFit:
-    """Look at the values of some rows, spread evenly."""
-    info = plan.info
-    fit = LayerFit(
-        info.key, info.dtype, must_count=plan.name == "counts", may_be_signed=not group.space.is_counts or bool(plan.name),
+def _fit_of(plan: LayerPlan, group: NewGroup) -> LayerFit:
+    return LayerFit(
+        plan.info.key, plan.info.dtype, must_count=plan.name == "counts", may_be_signed=not group.space.is_counts or bool(plan.name),
         keep_nonfinite=not group.space.is_counts,
     )  # fmt: skip
+
+
+def _sample(source: Source, plan: LayerPlan, group: NewGroup) -> LayerFit:
+    """Look at the values of some rows, spread evenly."""
+    info, fit = plan.info, _fit_of(plan, group)
     starts = np.unique(np.linspace(0, max(0, info.shape[0] - SAMPLE_ROWS), SAMPLES).astype(np.int64))
     for start in starts.tolist():
         stop = min(info.shape[0], start + SAMPLE_ROWS)

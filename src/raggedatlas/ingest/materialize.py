@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from raggedatlas.catalog.assets import (
     array_columns,
     array_readers,
+    column_layers,
     find_dataset,
     group_by_dataset,
     open_array,
@@ -223,7 +224,12 @@ def _copy_dataset(
         return None
     if earlier is not None:
         known = {record.zarr_group: record for record in earlier}
-        groups = {group: _taken_over(known[group], [*paths]) for group, paths in links.items()}
+        now = {record.zarr_group: record.array_specs for record in records}
+        # Of a dataset that is stored by column alone, rows as well.
+        groups = {
+            group: _taken_over(known[group], [*paths, *(known[group].array_specs.keys() - now[group].keys())])
+            for group, paths in links.items()
+        }
         return _DatasetCopy(groups, links, earlier[0].content_hash, written=False)
     made: dict[str, _Writers] = {}
     try:
@@ -339,7 +345,8 @@ def _copy_layers(
         return np.dtype(np.uint8) if fit.dtype.kind == "b" else fit.dtype
 
     # A matrix with an entry in every column of every row has no array of columns.
-    columns = writers.start(INDICES, np.uint32) if INDICES in read_links(record) else None
+    by_column = bool(column_layers(record.array_specs))
+    columns = writers.start(INDICES, np.uint32) if by_column or INDICES in read_links(record) else None
     for rows in iterate_linked(readers, record):
         main, begins = rows.layers[next(iter(rows.layers))], None
         if isinstance(main, CsrBlock) and columns is not None:
@@ -380,8 +387,9 @@ def _copy_others(catalog: Catalog, record: DatasetRecord, writers: _Writers) -> 
     specs, limits = read_specs(record), index_limits(record)
     for path in sorted(read_links(record).keys() - {INDICES, *layer_paths(record).values()}):
         # The copy of a layer has its dtype, which holds all values.
-        spec, layer = specs[path], specs.get(path.replace("csc/layers/", "csr/layers/"), specs[path])
-        kind: DTypeLike = np.uint32 if path in limits else np.uint8 if layer.dtype == "bool" else layer.dtype
+        spec, rows = specs[path], path.replace("csc/layers/", "csr/layers/")
+        dtype = writers.made[rows].dtype.name if rows in writers.made else specs.get(rows, spec).dtype
+        kind: DTypeLike = np.uint32 if path in limits else np.uint8 if dtype == "bool" else dtype
         writer = writers.start(path, kind, spec.row_shape)
         for values in iterate_slices(open_array(catalog, record, spec)):
             if path in limits and beyond(values, limits[path]).any():

@@ -57,8 +57,8 @@ class AddChoices(TypedDict, total=False):
         Licence of the dataset, such as ``"CC-BY-4.0"``; by default what ``uns["license"]`` says. `publish` lists it.
     copy : bool or "rows"
         Whether values are copied into the atlas. With False the dataset is linked: its matrices stay in the file and are read from there,
-        everything else is copied. The file must be one of `RaggedAtlas.add` with matrices of HDF5 or Zarr. ``"rows"`` is for CSC matrices,
-        whose rows cannot be read one by one: they are copied, sorted by row, and the arrays of the file serve as their column-sorted copies.
+        everything else is copied. The file must be one of `RaggedAtlas.add` with matrices of HDF5 or Zarr. Of CSC matrices few features are read
+        fast, and rows by a walk over all of the matrix; with ``"rows"`` their rows are copied, and the arrays of the file serve as column-sorted copies.
     hash : {"metadata", "full"}
         Of a linked file, what its content is recognized by: the places of its chunks, or all its values, which are read for that once.
     embeddings : sequence of str, or mapping of str to str

@@ -527,8 +527,9 @@ def _plan_groups(
         for layer in members:
             # Layers of a sparse group share `csr/indices`, so their entries must be the same. A single layer needs no hash, for which all
             # values are read.
-            entries = entry_hash(source, layer.info) if sparse and len(members) > 1 else layer.info.shape
-            alike.setdefault(entries, []).append(layer)
+            entries: Hashable = entry_hash(source, layer.info) if sparse and len(members) > 1 else layer.info.shape
+            # Linked ones are read by row or by column, as the file has them.
+            alike.setdefault((entries, options.copy is False and layer.info.form == "csc"), []).append(layer)
         for together in alike.values():
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
             pointer = free_name(space.name if not groups else f"{space.name}__{slug}", used)

@@ -12,12 +12,14 @@ from raggedatlas.catalog.assets import (
     array_columns,
     array_readers,
     find_dataset,
+    has_complete_rows,
     open_array,
     read_links,
     read_specs,
     release_lease,
     source_facts,
     take_lease,
+    with_transposed,
 )
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_frame
@@ -34,7 +36,7 @@ from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.content_hash import as_bits
 from raggedatlas.store.linked import LinkedSource, keep_references, load_references
 from raggedatlas.store.location import AnyPath, Location
-from raggedatlas.store.read import ArrayReader, iterate_slices, read_all, read_slice
+from raggedatlas.store.read import ArrayReader, TransposedReader, iterate_slices, read_all, read_slice
 from raggedatlas.store.references import References, references_file
 from raggedatlas.store.sources import recorded_address
 
@@ -230,8 +232,10 @@ def _hash_values(
             f"The layer {first.layers[0]!r} of the dataset {first.name!r} is in the atlas, and hashed already."
         )
     fresh = {path: ArrayReader(catalog.arrays, spec, source=there) for path, spec in new.items()}
-    content, complete = content_hash(catalog, [*records]), "csr/indices" not in fresh
-    for rows in iterate_linked({**array_readers(catalog, first), **fresh}, first):
+    content, complete = content_hash(catalog, [*records]), has_complete_rows(first, first.array_specs)
+    old = array_readers(catalog, first).items()
+    stored = {path: reader for path, reader in old if not isinstance(reader, TransposedReader)}
+    for rows in iterate_linked(with_transposed({**stored, **fresh}, first.zarr_group), first):
         update_hash(content, rows.layers[first.layers[0]], first.zarr_group, rows.row, complete=complete)
     return content.hexdigest()
 

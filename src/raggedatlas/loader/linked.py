@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from raggedatlas.ingest.materialize import materialize
 from raggedatlas.loader.cells import PlannedCells
 from raggedatlas.query.cells import BLOCK_CELLS
 from raggedatlas.query.read import GroupPlan, PartPlan
-from raggedatlas.store.read import ArrayReader
+from raggedatlas.store.read import ArrayReader, TransposedReader
 from raggedatlas.store.runtime import CACHE_SIZES, DECODE_THREADS
 
 DECODED_BYTES = 2**30
@@ -90,8 +90,20 @@ def chunk_blocks(cells: PlannedCells, rows: NDArray[np.int64] | None, block_size
     return np.append(starts[first], n)
 
 
-def warn_of_random_reads(cells: PlannedCells) -> None:
-    """Warn if cells are drawn one by one from compressed linked files, with an estimate of their number per second."""
+def warn_of_slow_reads(cells: PlannedCells, *, random: bool) -> None:
+    """Warn of files that are linked by column, and, where cells are drawn one by one (`random`), of compressed ones; with an estimate."""
+    by_column = {
+        reader.source.dataset for reader in _readers(cells) if isinstance(reader, TransposedReader) and reader.source
+    }
+    if by_column:
+        warnings.warn(
+            f"The matrices of {_name(sorted(by_column))} are linked by column, of which each batch reads all. pack=True, or atlas.materialize(), copies "
+            "the values into the atlas first; add(copy='rows') copies the rows and links the columns.",
+            UserWarning,
+            stacklevel=3,
+        )
+    if not random:
+        return
     groups = [group for _, found in _linked_parts(cells) for group in found]
     names = sorted({reader.source.dataset for group in groups for reader in group.arrays if reader.source is not None})
     if not names:
@@ -102,14 +114,17 @@ def warn_of_random_reads(cells: PlannedCells) -> None:
     total = sum(group.decoded_bytes(group.arrays[0].spec.n_rows) for group in groups)
     if total <= KEPT_BYTES:
         return
-    shown = f"{names[0]!r}" if len(names) == 1 else f"{len(names):,} datasets, first {names[0]!r},"
     warnings.warn(
-        f"The values of {shown} are in compressed files, of which a random cell decodes whole chunks: about {rate / per_cell:,.0f} cells per "
+        f"The values of {_name(names)} are in compressed files, of which a random cell decodes whole chunks: about {rate / per_cell:,.0f} cells per "
         f"second here. shuffle='blocks' decodes every chunk about once; atlas.materialize() copies the values into the atlas, which decodes "
         f"them once too (about {max(1, total / rate):,.0f} s), and reads random cells at full speed.",
         UserWarning,
         stacklevel=3,
     )
+
+
+def _name(datasets: Sequence[str]) -> str:
+    return f"{datasets[0]!r}" if len(datasets) == 1 else f"{len(datasets):,} datasets, first {datasets[0]!r},"
 
 
 def pack_linked(cells: PlannedCells) -> PlannedCells:
@@ -122,7 +137,7 @@ def pack_linked(cells: PlannedCells) -> PlannedCells:
     AtlasError
         As `materialize` does.
     """
-    linked = {reader.spec.path.split("/")[0] for reader in _readers(cells) if reader.spec.linked is not None}
+    linked = {reader.spec.path.split("/")[0] for reader in _readers(cells) if reader.source is not None}
     tip = cells.request.query.catalog.tip()
     # Of a dataset that was dropped since, the values are not copied.
     there = sorted(linked & {record.uid for record in read_records(tip)})
@@ -137,7 +152,7 @@ def pack_linked(cells: PlannedCells) -> PlannedCells:
     }
 
     def read_from_atlas(reader: ArrayReader) -> ArrayReader:
-        return reader if reader.spec.linked is None else packed.get(reader.spec.path, reader)
+        return reader if reader.source is None else packed.get(reader.spec.path, reader)
 
     def replaced(group: GroupPlan) -> GroupPlan:
         layers = {name: read_from_atlas(reader) for name, reader in group.layers.items()}

@@ -14,7 +14,7 @@ from raggedatlas.catalog.features import read_ahead
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.batch import BatchMetadata
 from raggedatlas.loader.cells import CellRequest, ObsColumn, PlannedCells, cells_in_memory, stream_cells
-from raggedatlas.loader.linked import chunk_blocks, pack_linked, warn_of_random_reads
+from raggedatlas.loader.linked import chunk_blocks, pack_linked, warn_of_slow_reads
 from raggedatlas.loader.order import (
     BALANCED,
     GROUPED,
@@ -427,8 +427,7 @@ def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None
             )
     share = Share(options.rank, options.world_size, options.even, options.drop_last)
     blocks = chunk_blocks(plan.cells, None, options.block_size) if options.shuffle == "blocks" else None
-    if options.shuffle == "full":
-        warn_of_random_reads(plan.cells)
+    warn_of_slow_reads(plan.cells, random=options.shuffle == "full")
     order = Order(
         n_cells, options.batch_size, options.seed, options.shuffle, options.block_size, options.buffer_size, strategy, share, blocks
     )  # fmt: skip

@@ -1,8 +1,10 @@
 """What a query would read, described for people."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
@@ -10,7 +12,7 @@ from raggedatlas.errors import QueryError
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.modalities import merged_columns
 from raggedatlas.query.plan import apply_identity, expansions, plan_read
-from raggedatlas.query.read import PartPlan, choose_column_copies, is_one_block
+from raggedatlas.query.read import PartPlan, SpacePlan, choose_column_copies, is_one_block
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.read import LinkedCost, linked_cost
 from raggedatlas.store.sql_parser import to_sql
@@ -19,16 +21,20 @@ _SHOWN = 5
 """How many names are listed."""
 
 
-def _linked_lines(part: PartPlan) -> list[str]:
-    """Say what a part reads from files that datasets are linked to, by the references to their chunks."""
+def _linked_lines(space: SpacePlan, part: PartPlan, chosen: Mapping[int, NDArray[np.int64]]) -> list[str]:
+    """Say what a part reads from files that datasets are linked to, by the references to their chunks; `chosen` are the groups read by column."""
     names, costs = dict[str, None](), list[LinkedCost]()
     for code in np.unique(part.code[part.code >= 0]).tolist():
         group = part.groups[code]
-        readers = [*group.layers.values(), *([] if group.indices is None else [group.indices])]
+        here, readers = part.code == code, [*group.layers.values(), *([] if group.indices is None else [group.indices])]
+        ranges = part.start[here], part.end[here]
+        if code in chosen and group.copy is not None:
+            columns = np.flatnonzero(space.column_maps[group.layout_uid] >= 0)
+            ranges = chosen[code][columns], chosen[code][columns + 1]
+            readers = [group.copy.indices, *group.copy.layers.values()]
         linked = [reader for reader in readers if reader.source is not None]
         names |= {reader.source.dataset: None for reader in linked if reader.source is not None}
-        here = part.code == code
-        costs += [linked_cost(reader, part.start[here], part.end[here]) for reader in linked]
+        costs += [linked_cost(reader, *ranges) for reader in linked]
     if not names:
         return []
     shown = ", ".join([*names][:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
@@ -70,7 +76,8 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
             read, touched = np.bincount(code, weights=lengths, minlength=len(part.groups)), np.unique(code)
             arrays = len(touched) * (len(part.layers) + (1 if space.sparse else 0))
             n_bytes = sum(int(read[g]) * part.groups[g].entry_bytes for g in touched.tolist())
-            copies = len(choose_column_copies(space, part))
+            chosen = choose_column_copies(space, part)
+            copies = len(chosen)
             by_column = f"; {copies:,} groups by column, from their column-sorted copies" if copies else ""
             if copies and not is_one_block(space):
                 by_column += ", for a result in memory only"
@@ -78,7 +85,7 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
                 f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} "
                 f"{'entries' if space.sparse else 'rows'}, {n_bytes:,} bytes decoded{by_column}"
             )
-            lines += _linked_lines(part)
+            lines += _linked_lines(space, part, chosen if is_one_block(space) else {})
         lines.append(f"  result: at most {int(space.row_bytes().sum()):,} bytes")
         if len(space.repeated):
             # Features with several columns in one dataset.

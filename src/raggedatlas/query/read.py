@@ -21,7 +21,7 @@ from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
 from raggedatlas.store.native import I64, REPEATED, RaColumns, library
-from raggedatlas.store.read import ArrayReader, is_packed, read_bounds, read_ranges, read_rows
+from raggedatlas.store.read import ArrayReader, TransposedReader, is_packed, read_bounds, read_ranges, read_rows
 from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_groups
 from raggedatlas.store.sparse import move_runs, sorting_order
 
@@ -493,7 +493,9 @@ class PartReader:
             with suppress(StaleSourceError):
                 copied = read_column_copies(self.space, self.part, chosen)
         if copied is None:
-            runs = row_blocks(self.space) if n_bytes is None else row_blocks(self.space, n_bytes)
+            # Of groups that are linked by column, each step reads all.
+            by_column = any(isinstance(group.indices, TransposedReader) for group in self.part.groups)
+            runs = row_blocks(self.space, n_bytes or (4 if by_column else 1) * BLOCK_BYTES)
             runs = iter([np.arange(n)]) if whole and self.is_exact else runs
             return ((rows, self.read(rows)) for rows in runs)
         rows, block = copied
@@ -704,7 +706,7 @@ def choose_column_copies(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[
     """Choose the groups whose column-sorted copy is read.
 
     A group is chosen where the entries of its wanted columns take fewer bytes than those of its wanted rows, counting what
-    is decoded for nothing at both ends of a run: a block of the packed codec, a chunk of others.
+    is decoded for nothing at both ends of a run: a block of the packed codec, a chunk of others. One that is linked by column is chosen always.
 
     Parameters
     ----------
@@ -725,14 +727,16 @@ def choose_column_copies(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[
     chosen = {}
     for number, group in enumerate(part.groups):
         column_map = space.column_maps[group.layout_uid]
-        if group.copy is None or bool((column_map >= 0).all()):
+        # Where the rows are read from the columns, these are read at least once in any case.
+        by_column = isinstance(group.indices, TransposedReader)
+        if group.copy is None or (bool((column_map >= 0).all()) and not by_column):
             continue
         by_row = _estimate_decoded(group.indices, int(n_entries[number + 1]), int(n_runs[number + 1]))
         if group.copy.indptr.spec.n_rows != len(column_map) + 1:
             continue
         bounds = read_bounds(group.copy.indptr, len(column_map), group.copy.indices.spec.n_rows)
         lengths = np.diff(bounds)[column_map >= 0]
-        if _estimate_decoded(group.copy.indices, int(lengths.sum()), int((lengths > 0).sum())) < by_row:
+        if by_column or _estimate_decoded(group.copy.indices, int(lengths.sum()), int((lengths > 0).sum())) < by_row:
             chosen[number] = bounds
     return chosen
 

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError, StaleSourceError, ValuesError
-from raggedatlas.store.arrays import ArraySpec, product
+from raggedatlas.store.arrays import MAX_CHUNK_BYTES, ArraySpec, product
 from raggedatlas.store.codecs import (
     ChunkDecoder,
     extend_checksum,
@@ -20,7 +20,20 @@ from raggedatlas.store.codecs import (
 from raggedatlas.store.file_arrays import FileArray, read_pieces
 from raggedatlas.store.linked import LinkedSource, check_sizes, damaged_chunk, open_linked
 from raggedatlas.store.location import Location, list_files
-from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
+from raggedatlas.store.native import (
+    BLOSC,
+    FAULTS,
+    GOOD,
+    I64,
+    OTHER_FRAME,
+    PACKED,
+    PLAIN,
+    U64,
+    Chunks,
+    Pieces,
+    RaColumns,
+    library,
+)
 from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces, join_ranges, plan_pieces
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
 from raggedatlas.store.shards import (
@@ -35,12 +48,15 @@ from raggedatlas.store.shards import (
     map_shard,
     shard_key,
 )
+from raggedatlas.store.sparse import move_runs
 
 _LARGE_BYTES = 256 * 2**20
 _MOST_ZERO_RATIO = 2**16
 _CHUNKS_PER_TASK = 8
 _MOST_PROBLEMS = 20
 _VALUES_AT_ONCE = 2**16
+_COLUMN_ENTRIES = 2**22
+"""Entries of the columns that are read at once to take some rows from them."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +162,45 @@ class ArrayReader:
 
 
 @dataclass(frozen=True)
+class TransposedReader(ArrayReader):
+    """Reads entries row by row, columns ascending, from arrays that have them column by column; each read reads all of these.
+
+    Parameters
+    ----------
+    row_bounds, column_bounds : ArrayReader
+        Bounds of the entries of the rows, and of those of the columns (``csr/indptr`` and ``csc/indptr``).
+    rows : ArrayReader
+        Row of every entry (``csc/indices``).
+    values : ArrayReader or None
+        Values in the same order; None where the columns of the entries are read.
+    """
+
+    row_bounds: ArrayReader = field(kw_only=True)
+    column_bounds: ArrayReader = field(kw_only=True)
+    rows: ArrayReader = field(kw_only=True)
+    values: ArrayReader | None = field(kw_only=True, default=None)
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        row_bounds: ArrayReader,
+        column_bounds: ArrayReader,
+        rows: ArrayReader,
+        values: ArrayReader | None = None,
+    ) -> "TransposedReader":
+        """Make one that stands for the array at a path, which is not stored."""
+        n, dtype = rows.spec.n_rows, np.dtype(np.uint32) if values is None else np.dtype(values.spec.dtype)
+        # One chunk, as far as a chunk may be large: what a read of a few entries decodes.
+        chunk = max(1, min(n, MAX_CHUNK_BYTES // dtype.itemsize))
+        spec = ArraySpec(path, (n,), dtype.name, (chunk,), None, "[]")
+        return cls(
+            rows.location, spec, source=rows.source,
+            row_bounds=row_bounds, column_bounds=column_bounds, rows=rows, values=values,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Frames:
     """The stored bytes of some chunks: addresses and sizes (-1: not stored), and what keeps them alive."""
 
@@ -188,6 +243,8 @@ def read_ranges(
     first = np.ascontiguousarray(starts, dtype=np.int64)
     last = np.ascontiguousarray(ends, dtype=np.int64)
     _check_bounds(reader, first, last)
+    if isinstance(reader, TransposedReader):
+        return _read_from_columns(reader, first, last, out)
     if reader.spec.is_columns or (reader.spec.linked is not None and reader.spec.linked.matrix is not None):
         return _read_complete_rows(reader, first, last, out)
     linked = _linked_array(reader)
@@ -427,6 +484,11 @@ class LinkedCost(NamedTuple):
 def linked_cost(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> LinkedCost:
     """Estimate what a read of ranges takes, from the references alone; the file is not looked at. See `read_ranges` for parameters and errors."""
     spec, link = reader.spec, reader.spec.linked
+    if isinstance(reader, TransposedReader):
+        every = np.zeros(1, np.int64), np.array([spec.n_rows])
+        read = [linked_cost(part, *every) for part in (reader.rows, reader.values) if part is not None]
+        n_used = int((ends - starts).sum()) * np.dtype(spec.dtype).itemsize
+        return LinkedCost(sum(cost.n_chunks for cost in read), sum(cost.n_fetched for cost in read), n_used)
     if link is not None and link.matrix is not None and link.chunks is not None:
         width = link.matrix[1]
         spec = replace(spec, shape=link.matrix, chunk_shape=link.chunks, linked=replace(link, matrix=None, chunks=None))
@@ -506,6 +568,60 @@ def _read_complete_rows(
     if out.shape != values.shape or out.dtype != values.dtype:
         raise SchemaError(f"{reader.name} is read into a {spec.dtype} array of shape {values.shape}, got {out.shape}.")
     out[:] = values
+    return out
+
+
+def _read_from_columns(
+    reader: TransposedReader, starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[Any] | None
+) -> NDArray[Any]:
+    """Read entries row by row from arrays that have them column by column, in one walk over all columns."""
+    n_rows, n_columns = (bounds.spec.n_rows - 1 for bounds in (reader.row_bounds, reader.column_bounds))
+    n_entries, dtype = reader.spec.n_rows, np.dtype(reader.spec.dtype)
+    of_rows = read_bounds(reader.row_bounds, n_rows, n_entries)
+    of_columns = read_bounds(reader.column_bounds, n_columns, n_entries)
+    some = starts < ends
+    starts, ends = starts[some], ends[some]
+    # The rows that the ranges touch are put together whole, then the ranges are cut out of them.
+    first = np.searchsorted(of_rows, starts, side="right") - 1
+    touched = np.zeros(n_rows + 1, np.int64)
+    np.add.at(touched, first, 1)
+    np.add.at(touched, np.searchsorted(of_rows, ends, side="left"), -1)
+    rows = np.flatnonzero(np.cumsum(touched)[:-1])
+    slots = np.full(n_rows, -1, np.int32)
+    slots[rows] = np.arange(len(rows), dtype=np.int32)
+    after = np.cumsum(np.diff(of_rows)[rows])
+    at = after - np.diff(of_rows)[rows]
+    n, cursor, counts = int(after[-1]) if len(after) else 0, at.copy(), np.zeros(len(rows) + 1, np.int64)
+    columns, values = np.empty(n, np.int32), np.empty(n, np.uint8 if reader.values is None else dtype)
+    low = 0
+    while low < n_columns and n:
+        most = int(of_columns[low]) + _COLUMN_ENTRIES
+        high = max(low + 1, int(np.searchsorted(of_columns, most, side="right")) - 1)
+        begin, end = int(of_columns[low]), int(of_columns[high])
+        stored = read_slice(reader.rows, begin, end)
+        given = np.zeros(end - begin, np.uint8) if reader.values is None else read_slice(reader.values, begin, end)
+        places, own, numbers = np.empty(end - begin, np.int32), of_columns[low : high + 1] - begin, np.arange(low, high)
+        of = RaColumns(I64.address(own), I64.address(numbers), high - low, end - begin)
+        last = np.zeros(len(rows), np.int32)
+        fault = library().ra_count_places(
+            stored, stored.size, stored.itemsize, slots, n_rows, counts, len(rows), places
+        ) or library().ra_fill_places(
+            ctypes.byref(of), places, given, given.itemsize, cursor, last, len(rows), columns, 0, values, n
+        )  # fmt: skip
+        if fault:
+            raise CorruptError(
+                f"Columns {low:,} to {high:,} of {reader.rows.name} name a row twice, or one that the matrix does not have. {reader.remedy}"
+            )
+        low = high
+    if not np.array_equal(cursor, after):
+        raise CorruptError(f"{reader.rows.name} has other rows than when they were counted. {reader.remedy}")
+    whole = columns.view(np.uint32) if reader.values is None else values
+    lengths = ends - starts
+    if out is None:
+        out = np.empty(int(lengths.sum()), dtype)
+    elif out.shape != (int(lengths.sum()),) or out.dtype != dtype or not out.flags.c_contiguous:
+        raise SchemaError(f"{reader.name} is read into a contiguous {dtype} array of {int(lengths.sum()):,} entries.")
+    move_runs(whole, at[slots[first]] + starts - of_rows[first], lengths, np.cumsum(lengths) - lengths, out)
     return out
 
 

@@ -3,7 +3,8 @@
 Every figure is of a process of its own; those that are compared take turns within a round, and the median over the rounds counts. Processor time is
 that of all threads. The files have the counts of `remote.make_cells`; they are read once before the first round (warm page cache).
 
-Run ``python benchmarks/linked.py --cells 20000 --rounds 3``, with ``--remote-only`` for the files behind a network, and with ``--peers .venv-peers/bin/python`` for annbatch on its own store.
+Run ``python benchmarks/linked.py --cells 20000 --rounds 3``, with ``--remote-only`` for the files behind a network, and with ``--peers .venv-peers/bin/python`` for annbatch and
+tiledbsoma (`peer_linked.py`).
 """
 
 from __future__ import annotations
@@ -68,6 +69,22 @@ def _backed(file: str, seconds: float) -> dict[str, float]:
         return _rate(batches, seconds, shape=lambda batch: batch.shape[0])
 
 
+def _h5py(file: str, seconds: float) -> dict[str, float]:
+    """Read the entries of random rows one row after the other."""
+    import h5py
+
+    with h5py.File(file) as opened:
+        indptr, data, indices = opened["X/indptr"][...], opened["X/data"], opened["X/indices"]
+        order = np.random.default_rng(0).permutation(len(indptr) - 1)
+
+        def batches() -> Any:
+            for i in range(0, len(order), BATCH):
+                rows = np.sort(order[i : i + BATCH])
+                yield [(data[a:b], indices[a:b]) for a, b in zip(indptr[rows], indptr[rows + 1], strict=True)]
+
+        return _rate(batches(), seconds, shape=len)
+
+
 def _genes(place: str, way: str) -> dict[str, float]:
     """Read 50 genes of all cells, then all of the matrix, from an atlas or with anndata from the file."""
     import h5py
@@ -117,31 +134,13 @@ def _run_case(case: str, words: list[str]) -> dict[str, float]:
         return _genes(words[0], words[1])
     if case in ("full", "blocks"):
         return _epoch(words[0], case, float(words[1]))
-    return _backed(words[0], float(words[1]))
+    return (_h5py if case == "h5py" else _backed)(words[0], float(words[1]))
 
 
-def _annbatch(python: str, file: Path, folder: Path, seconds: float) -> dict[str, float]:
-    """Measure annbatch on a collection that it writes of the file itself."""
-    script = (
-        "import sys, json, time, resource, numpy as np, annbatch, zarr, anndata as ad\n"
-        "import zarrs; zarr.config.set({'codec_pipeline.path': 'zarrs.ZarrsCodecPipeline'})\n"
-        "cpu = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])\n"
-        "file, store, limit = sys.argv[1], sys.argv[2], float(sys.argv[3])\n"
-        "c = annbatch.DatasetCollection(store); c.add_adatas([file], shuffle=True, rng=np.random.default_rng(0))\n"
-        "load = lambda g: ad.AnnData(X=ad.io.sparse_dataset(g['X']), obs=ad.io.read_elem(g['obs'])[['cell_type']])\n"
-        f"l = annbatch.Loader(batch_size={BATCH}, chunk_size=64, preload_nchunks=64, shuffle=True, preload_to_gpu=False, rng=np.random.default_rng(0))\n"
-        "l = l.use_collection(c, load_adata=load)\n"
-        "b = iter(l); next(b); w, u, n = time.perf_counter(), cpu(), 0\n"
-        "for x in b:\n"
-        "    n += x['X'].shape[0]\n"
-        "    if time.perf_counter() - w > limit: break\n"
-        "print(json.dumps({'cells_per_cpu_s': n / (cpu() - u), 'cells_per_s': n / (time.perf_counter() - w)}))\n"
-    )
-    store = folder / "annbatch"
-    shutil.rmtree(store, ignore_errors=True)
-    out = subprocess.run(
-        [python, "-c", script, str(file), str(store), str(seconds)], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+def _peer(python: str, name: str, file: Path, folder: Path, seconds: float) -> dict[str, float]:
+    """Measure a peer in its environment."""
+    words = [str(Path(__file__).with_name("peer_linked.py")), name, str(file), str(folder / name), str(seconds)]
+    out = subprocess.run([python, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
     found: dict[str, float] = json.loads(out.splitlines()[-1])
     return found
 
@@ -226,6 +225,46 @@ def _query_remote(folder: Path, latency: float, *, n_files: int = 20, n_cells: i
     return rows
 
 
+def _measure(
+    asked: argparse.Namespace, folder: Path, files: dict[str, Path], columns: dict[str, Path]
+) -> dict[str, list[dict[str, float]]]:
+    """Measure every case once a round."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(asked.rounds):
+        for kind, file in files.items():
+            for way in ("copy", "link"):
+                atlas = folder / f"{kind}-{way}"
+                shutil.rmtree(atlas, ignore_errors=True)
+                found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(atlas)))
+        for kind, file in files.items():
+            for shuffle in ("full", "blocks"):
+                for way in ("copy", "link"):
+                    words = (str(folder / f"{kind}-{way}"), str(asked.seconds))
+                    found.setdefault(f"{shuffle} {way} {kind}", []).append(_one(shuffle, *words))
+            for way in ("sparse_dataset", "h5py"):
+                found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(asked.seconds)))
+        for kind, file in columns.items():
+            for way in ("copy", "link"):
+                atlas = folder / f"{kind}-{way}"
+                shutil.rmtree(atlas, ignore_errors=True)
+                found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(atlas)))
+                found.setdefault(f"genes {way} {kind}", []).append(_one("genes", str(atlas), way))
+            found.setdefault(f"genes sparse_dataset {kind}", []).append(_one("genes", str(file), "sparse_dataset"))
+        for peer, file in {
+            "annbatch": files["gzip"],
+            "annbatch-zarr": folder / "same.zarr",
+            "tiledbsoma": files["plain"],
+        }.items():
+            if asked.peers:
+                found.setdefault(peer, []).append(_peer(asked.peers, peer, file, folder, asked.seconds))
+        for way in ("copy", "link"):
+            atlas = folder / f"zarr-{way}"
+            if not atlas.exists():
+                _one(way, str(folder / "same.zarr"), str(atlas))
+            found.setdefault(f"blocks {way} zarr", []).append(_one("blocks", str(atlas), str(asked.seconds)))
+    return found
+
+
 def main() -> None:
     """Print a table of what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -250,32 +289,12 @@ def main() -> None:
         adata.write_h5ad(files["plain"])
         adata.write_h5ad(files["gzip"], compression="gzip")
         columns = {"csc plain": folder / "csc.h5ad", "csc gzip": folder / "csc-gzip.h5ad"}
+        adata.write_zarr(folder / "same.zarr")
         adata.X = adata.X.tocsc()
         adata.write_h5ad(columns["csc plain"])
         adata.write_h5ad(columns["csc gzip"], compression="gzip")
         del adata
-        found: dict[str, list[dict[str, float]]] = {}
-        for _ in range(0 if asked.remote_only else asked.rounds):
-            for kind, file in files.items():
-                for way in ("copy", "link"):
-                    atlas = folder / f"{kind}-{way}"
-                    shutil.rmtree(atlas, ignore_errors=True)
-                    found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(atlas)))
-            for kind, file in files.items():
-                for shuffle in ("full", "blocks"):
-                    for way in ("copy", "link"):
-                        words = (str(folder / f"{kind}-{way}"), str(asked.seconds))
-                        found.setdefault(f"{shuffle} {way} {kind}", []).append(_one(shuffle, *words))
-                found.setdefault(f"sparse_dataset {kind}", []).append(_one("backed", str(file), str(asked.seconds)))
-            for kind, file in columns.items():
-                for way in ("copy", "link"):
-                    atlas = folder / f"{kind}-{way}"
-                    shutil.rmtree(atlas, ignore_errors=True)
-                    found.setdefault(f"{way} {kind}", []).append(_one(way, str(file), str(atlas)))
-                    found.setdefault(f"genes {way} {kind}", []).append(_one("genes", str(atlas), way))
-                found.setdefault(f"genes sparse_dataset {kind}", []).append(_one("genes", str(file), "sparse_dataset"))
-            if asked.peers:
-                found.setdefault("annbatch", []).append(_annbatch(asked.peers, files["gzip"], folder, asked.seconds))
+        found = {} if asked.remote_only else _measure(asked, folder, files, columns)
         sizes = {kind: file.stat().st_size for kind, file in {**files, **columns}.items()}
         print(
             f"{asked.cells:,} cells, {asked.rounds} rounds, "

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ValuesError
 from raggedatlas.ingest import values
-from raggedatlas.ingest.values import scan_integers
 from raggedatlas.store.content_hash import HASH_LANES, StreamingHash
+from raggedatlas.store.sparse import scan_integers
 from support.anndata_strategies import (
     DTYPES,
     anndatas,

@@ -15,7 +15,7 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.store.content_hash import StreamingHash
 from raggedatlas.store.native import library
-from raggedatlas.store.sparse import canonicalize
+from raggedatlas.store.sparse import canonicalize, scan_integers
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 
@@ -264,24 +264,6 @@ def _first(known: int, marks: NDArray[np.bool_], start: int) -> int:
     # `argmax` is 0 also if no mark is set.
     at = int(np.argmax(marks))
     return start + at if marks[at] else -1
-
-
-def scan_integers(values: NDArray[Any]) -> tuple[int, int, bool]:
-    """Scan floats that are probably all whole numbers; several times faster than `scan_floats`, which says where others are.
-
-    Parameters
-    ----------
-    values : (n,) float32 or float64
-        At least one.
-
-    Returns
-    -------
-    tuple
-        Smallest and largest value, and whether all values are whole and within 32 bits; if not, the first two mean nothing.
-    """
-    bounds = np.empty(2, np.int64)
-    whole = library().ra_scan_whole(values, values.size, values.itemsize, bounds)
-    return int(bounds[0]), int(bounds[1]), bool(whole)
 
 
 def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:

@@ -48,7 +48,7 @@ from raggedatlas.store.shards import (
     map_shard,
     shard_key,
 )
-from raggedatlas.store.sparse import move_runs
+from raggedatlas.store.sparse import move_runs, scan_integers
 
 _LARGE_BYTES = 256 * 2**20
 _MOST_ZERO_RATIO = 2**16
@@ -628,6 +628,10 @@ def _read_from_columns(
 def _refuse_other_than_counts(reader: ArrayReader, values: NDArray[Any]) -> None:
     """Refuse values that are no counts, of a file of which only a sample was looked at."""
     flat, bad = values.reshape(-1), False
+    if flat.size and flat.dtype in (np.float32, np.float64):
+        smallest, _, whole = scan_integers(flat)
+        if whole and smallest >= 0:
+            return
     for start in range(0, flat.size, _VALUES_AT_ONCE):
         some = flat[start : start + _VALUES_AT_ONCE]
         with np.errstate(invalid="ignore"):

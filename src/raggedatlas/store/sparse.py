@@ -270,6 +270,24 @@ def move_runs(
         raise CorruptError("Rows of a sparse matrix lie outside its entries; run validate('deep').")
 
 
+def scan_integers(values: NDArray[Any]) -> tuple[int, int, bool]:
+    """Scan floats that are probably all whole numbers; several times faster than looking for those that are not.
+
+    Parameters
+    ----------
+    values : (n,) float32 or float64
+        At least one.
+
+    Returns
+    -------
+    tuple
+        Smallest and largest value, and whether all values are whole and within 32 bits; if not, the first two mean nothing.
+    """
+    bounds = np.empty(2, np.int64)
+    whole = library().ra_scan_whole(values, values.size, values.itemsize, bounds)
+    return int(bounds[0]), int(bounds[1]), bool(whole)
+
+
 def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool) -> tuple[CsrBlock, int]:
     """Sort the entries of each row by column and sum those that name a column twice.
 

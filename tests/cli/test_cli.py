@@ -601,15 +601,13 @@ def test_groups_are_added_up_and_compared_as_in_python(made: Path, tmp_path: Pat
 
 
 def test_a_file_is_fixed(data_dir: Path, tmp_path: Path) -> None:
-    """`fix` writes what `validate --fix` writes."""
-    said = done("fix", data_dir / "pbmc68k_reduced.h5ad", tmp_path / "a.h5ad")
-    assert "1 fixed" in said
-    also = done("validate", data_dir / "pbmc68k_reduced.h5ad", "--fix", tmp_path / "b.h5ad")
-    assert also == said.replace("a.h5ad", "b.h5ad")
+    """What was written is read as it was meant."""
+    file = data_dir / "pbmc68k_reduced.h5ad"
+    assert "1 fixed" in done("fix", file, tmp_path / "a.h5ad")
     assert "only files can be repaired" in refused(
         "fix", ra.RaggedAtlas.create(tmp_path / "c.atlas").uri, tmp_path / "d", code=2
     )
-    one, other = (ad.read_h5ad(tmp_path / name).raw.X for name in ("a.h5ad", "b.h5ad"))
+    one, other = (ad.read_h5ad(name).raw.X for name in (tmp_path / "a.h5ad", file))
     np.testing.assert_array_equal(one.toarray(), other.toarray())
 
 

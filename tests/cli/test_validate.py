@@ -43,26 +43,27 @@ def test_validate_tells_and_ends_with_one(bad: Path, tmp_path: Path) -> None:
 def test_fix_writes_a_copy_and_says_what_is_left(bad: Path, tmp_path: Path) -> None:
     """What was fixed is told; a copy that would break a must is refused, in place as well."""
     before = bad.read_bytes()
-    said = ask("validate", bad, "--fix", tmp_path / "copy.h5ad")
+    said = ask("fix", bad, tmp_path / "copy.h5ad")
     assert said.exit_code == 1
     assert said.stderr.startswith(f"raggedatlas: {bad}: A58 must: X:")
     assert not (tmp_path / "copy.h5ad").exists()
-    light = ask("validate", bad, "--level", "metadata", "--fix", tmp_path / "light.h5ad", "--json")
+    light = ask("fix", bad, tmp_path / "light.h5ad", "--level", "metadata", "--json")
     document = json.loads(light.stdout)
     assert (light.exit_code, document["left"]) == (0, [])
     assert document["fixed"] == ["A26 uns/list: declared as array 0.2.0"]
     assert bad.read_bytes() == before
-    again = ask("validate", bad, "--fix", bad)
+    again = ask("fix", bad, bad)
     assert again.exit_code == 1
     assert again.stderr.startswith("raggedatlas: ")
 
 
 def test_levels_and_options_belong_to_files_or_atlases(bad: Path, tmp_path: Path) -> None:
-    """A level of the other kind, --fix of an atlas and --at of a file are misuse."""
+    """A level of the other kind, fix of an atlas and --at of a file are misuse."""
     assert ask("create", tmp_path / "a.atlas").exit_code == 0
     atlas = tmp_path / "a.atlas"
-    for words in ((bad, "--level", "deep"), (atlas, "--level", "full"), (atlas, "--fix", "x"), (bad, "--at", "1")):
+    for words in ((bad, "--level", "deep"), (atlas, "--level", "full"), (bad, "--at", "1")):
         assert ask("validate", *words).exit_code == 2, words
+    assert ask("fix", atlas, tmp_path / "x").exit_code == 2
     assert ask("validate", atlas, "--level", "quick").stdout == "Nothing is wrong (quick).\n"
 
 

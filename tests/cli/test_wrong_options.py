@@ -249,7 +249,7 @@ TEXTS = [
     ("genes remove A nothing", "nothing"),
     ("snapshot A --label first", "labelled 'first'"),
     ("convert-results --results-dir nothing", "nothing"),
-    ("validate A --fix x.h5ad", "--fix"),
+    ("fix A x.h5ad", "repair"),
     ("create A", "already"),
     ("ls none", "raggedatlas create "),
 ]

@@ -200,7 +200,7 @@ def test_damaged_files_are_refused_alike(
 ) -> None:
     """Whatever is in the place of a member: both read the same, or refuse in the same words, which name it or its group.
 
-    The refusal offers `--fix` where the copy can be read then, and only there.
+    The refusal offers `fix` where the copy can be read then, and only there.
     """
     members: list[str] = []
     with h5py.File(whole) as file:
@@ -214,7 +214,7 @@ def test_damaged_files_are_refused_alike(
     assert not isinstance(found, str) or along or member.split("/")[0] in found
     if isinstance(found, str):
         fixed = path.with_name("fixed.h5ad")
-        assert ("--fix COPY" in found) == (not isinstance(outcome(lambda: ra.read(repair(path, fixed).path)), str))
+        assert ("COPY` fixes" in found) == (not isinstance(outcome(lambda: ra.read(repair(path, fixed).path)), str))
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_damaged_files_are_refused_alike(
     ],
 )
 def test_the_damaged_member_is_named(tmp_path: Path, whole: Path, member: str, kind: str) -> None:
-    """What once let an error of a library out, or was read by one and refused by the other; with `--fix` where that helps."""
+    """What once let an error of a library out, or was read by one and refused by the other; with `fix` where that helps."""
     damage(tmp_path / "x.h5ad", whole, member, kind)
     found = assert_law(tmp_path / "x.h5ad")
     assert isinstance(found, str)
     assert member.removesuffix("/mask") in found
-    assert ("--fix COPY" in found) == (kind in ("integers", "undeclared"))
+    assert ("COPY` fixes" in found) == (kind in ("integers", "undeclared"))

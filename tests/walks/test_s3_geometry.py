@@ -137,10 +137,10 @@ def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> N
     assert (sound.exit_code, sound.stdout) == (0, "Nothing is wrong (conformance).\n"), sound.output
     seen = ask("inspect", address, "--depth", "1")
     assert seen.exit_code == 0, seen.output
-    assert seen.stdout.startswith("mesh.zv  zarr-vectors 0.9.2")
+    assert seen.stdout.startswith("mesh.zv: zarr-vectors 0.9.2")
     assert '"layout": "0.9"' in ask("inspect", address, "--json").stdout
     assert ask("validate", address, "--level", "rows").exit_code == 2
-    assert ask("validate", address, "--fix", str(tmp_path / "x")).exit_code == 2
+    assert ask("fix", address, str(tmp_path / "x")).exit_code == 2
     nothing = ask("inspect", f"{remote.uri}/none.zv")
     assert nothing.exit_code == 1
     assert "no geometry store at s3://" in nothing.stderr

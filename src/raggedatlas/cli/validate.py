@@ -53,7 +53,7 @@ InspectTarget = Annotated[
 ]
 
 
-@command(MAINTENANCE, "validate pbmc.h5ad --level full --fix fixed.h5ad")
+@command(MAINTENANCE, "validate pbmc.h5ad --level full")
 def validate(
     atlas_options: ValidateTarget,
     level: Annotated[
@@ -64,14 +64,10 @@ def validate(
             "Of a file: metadata looks at its structure, full reads every value. "
             "Of results: quick compares sizes, deep every byte. "
             "Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it",
-            default="quick, metadata, deep or pyramid; full with --fix",
+            default="quick, metadata, deep or pyramid",
         ),
     ] = None,
     at: AtSnapshot = None,
-    fix: Annotated[
-        str | None,
-        value_option("FILE", "Write a repaired copy of the file"),
-    ] = None,
     schema: Annotated[
         Literal["cellxgene"] | None,
         value_option(
@@ -91,10 +87,8 @@ def validate(
 ) -> None:
     """Validate an atlas, a file or results; exit code 1 if problems are found."""
     if schema is not None:
-        if (level, at, fix, workers, since, root_hash, incremental) != (None, None, None, 1, None, "", False):
-            raise typer.BadParameter(
-                "is used without the options of an atlas, --level and --fix", param_hint="--schema"
-            )
+        if (level, at, workers, since, root_hash, incremental) != (None, None, 1, None, "", False):
+            raise typer.BadParameter("is used without the options of an atlas and --level", param_hint="--schema")
         _show_problems(atlas_options, answer("validate_schema")(atlas_options.atlas, schema), schema)
         return
     # Kinds of wings first: a geometry store is also a Zarr folder, and results have a folder `lance_db` like an atlas.
@@ -107,7 +101,6 @@ def validate(
     of_atlas = dict.fromkeys(("--at", "--since", "--root-hash"), "a file has no snapshots") if kind is not ATLAS else {}
     refusals = {**of_atlas, **kind.refusals}
     for name, given in (
-        ("--fix", fix is not None),
         ("--at", at is not None),
         ("--workers", workers > 1),
         ("--since", since is not None),
@@ -117,9 +110,7 @@ def validate(
             raise typer.BadParameter(refusals[name], param_hint=name)
     if incremental and (kind is not ATLAS or level not in ("files", "deep")):
         raise typer.BadParameter("is used with an atlas and --level files or deep", param_hint="--incremental")
-    if fix is not None:
-        _fix_file(atlas_options, fix, level or "full")
-    elif kind is ATLAS:
+    if kind is ATLAS:
         with process_pool(workers) as executor:
             opened = atlas_options.open_at(at)
             problems = opened.validate(
@@ -143,10 +134,27 @@ def fix(
         Literal["metadata", "full"], value_option(None, "metadata looks at the structure, full reads every value")
     ] = "full",
 ) -> None:
-    """Write a repaired copy of a file of AnnData or MuData, as validate --fix does."""
-    if reason := _kind_of(atlas_options).refusals.get("--fix"):
+    """Write a repaired copy of a file of AnnData or MuData."""
+    from raggedatlas.formats.anndata.fixes import repair
+    from raggedatlas.model.validation import Problems
+
+    if reason := _kind_of(atlas_options).refusals.get("fix"):
         raise typer.BadParameter(reason, param_hint="FILE")
-    _fix_file(atlas_options, copy, level)
+    # a file that exceeds the limits of the check would exceed them in the repair too, which runs in this process
+    before = _check_file(atlas_options.path, level)
+    # Ends the command, since A00 is a `must` and `_show_problems` exits with an error.
+    if any(problem.rule == "A00" and not problem.path for problem in before):
+        _show_problems(atlas_options, before, level)
+    done = repair(atlas_options.atlas, copy, level)
+    left = Problems(done.left)
+    if atlas_options.as_json:
+        print_json({"written": copy, "fixed": done.fixed, "left": left.to_dict()})
+    else:
+        for line in done.fixed:
+            print_text(f"fixed: {line}")
+        for problem in left:
+            print_text(f"left: {problem}")
+        print_text(f"Wrote {copy}: {len(done.fixed):,} fixed; left: {left.summary()}.")
 
 
 def _check_file(path: "AnyPath", level: Any) -> "Problems":  # noqa: ANN401
@@ -158,7 +166,7 @@ def _check_file(path: "AnyPath", level: Any) -> "Problems":  # noqa: ANN401
 
 ATLAS = FileKind(
     noun="an atlas", accepts="", validate="", levels=("quick", "rows", "files", "deep"), default="quick",
-    refusals={"--fix": "only files can be repaired by a copy; see raggedatlas repair"},
+    refusals={"fix": "only files can be repaired by a copy; see raggedatlas repair"},
 )  # fmt: skip
 FILE = FileKind(
     noun="a file", accepts="", validate="", levels=("metadata", "full"), default="metadata",
@@ -236,27 +244,6 @@ def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str
     # Problems of lower levels are printed, but the exit code stays 0.
     if problems.breaks_must:
         raise typer.Exit(EXIT_FAILURE)
-
-
-def _fix_file(atlas_options: AtlasOptions, target: str, level: Any) -> None:  # noqa: ANN401  (a literal)
-    from raggedatlas.formats.anndata.fixes import repair
-    from raggedatlas.model.validation import Problems
-
-    # a file that exceeds the limits of the check would exceed them in the repair too, which runs in this process
-    before = _check_file(atlas_options.path, level)
-    # Ends the command, since A00 is a `must` and `_show_problems` exits with an error.
-    if any(problem.rule == "A00" and not problem.path for problem in before):
-        _show_problems(atlas_options, before, level)
-    done = repair(atlas_options.atlas, target, level)
-    left = Problems(done.left)
-    if atlas_options.as_json:
-        print_json({"written": target, "fixed": done.fixed, "left": left.to_dict()})
-    else:
-        for line in done.fixed:
-            print_text(f"fixed: {line}")
-        for problem in left:
-            print_text(f"left: {problem}")
-        print_text(f"Wrote {target}: {len(done.fixed):,} fixed; left: {left.summary()}.")
 
 
 @command(INSPECT, "inspect pbmc.h5ad --depth 1")

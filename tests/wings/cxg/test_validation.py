@@ -159,7 +159,7 @@ def test_the_command_tells_and_exits(tmp_path: Path) -> None:
     assert bad.returncode == 1
     assert [problem["rule"] for problem in json.loads(bad.stdout)] == ["C17"]
     assert set(json.loads(bad.stdout)[0]) == {"rule", "level", "path", "message", "fix"}
-    refused = run("validate", str(path), "--fix", str(tmp_path / "y.cxg"))
+    refused = run("fix", str(path), str(tmp_path / "y.cxg"))
     assert refused.returncode == 2
     assert "a CXG cannot be repaired" in refused.stderr
 

@@ -73,4 +73,4 @@ def test_the_commands_tell_a_store_by_what_lies_there(tmp_path: Path) -> None:
     assert [(p["rule"], p["resolution"]) for p in json.loads(bad.output)] == [("V098", 0)]
     assert run(app, ["validate", str(path), "--level", "structure"]).exit_code == 0
     assert run(app, ["validate", str(path), "--level", "quick"]).exit_code == 2
-    assert run(app, ["validate", str(path), "--fix", str(tmp_path / "x")]).exit_code == 2
+    assert run(app, ["fix", str(path), str(tmp_path / "x")]).exit_code == 2

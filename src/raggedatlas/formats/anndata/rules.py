@@ -136,7 +136,7 @@ RULES: dict[str, Rule] = {rule.id: rule for rule in (*_GENERAL, *_ANNDATA, *_MAT
 
 
 def is_fixable(problem: validation.Problem) -> bool:
-    """Return whether `--fix` fixes a problem: a problem that it cannot fix has an advice of its own in place of the rule's."""
+    """Return whether `fix` fixes a problem: a problem that it cannot fix has an advice of its own in place of the rule's."""
     rule = RULES[problem.rule]
     return rule.fixed and problem.fix == rule.fix
 
@@ -148,7 +148,7 @@ _HEAD = """# The rules of an AnnData file
 recommends. **practice** is what readers tolerate, some with a warning. A single problem can be milder than its rule, never more severe.
 Rules marked with \\* are not in AnnData's description of the format; they follow from what its readers and writers do.
 
-Level `metadata` reads attributes, shapes and types; `full` reads every value too, block by block. `--fix COPY` writes a copy in
+Level `metadata` reads attributes, shapes and types; `full` reads every value too, block by block. `raggedatlas fix` writes a copy in
 which everything that needs no guessing is fixed; the file itself is never changed.
 Files of anndata 0.5 to 0.7 are reported as such (A11, practice); their encodings need not be declared.
 """

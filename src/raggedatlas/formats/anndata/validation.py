@@ -335,7 +335,7 @@ def raise_if_invalid(path: Address, *, compare: bool = True) -> Problems:
 
 def _way_out(path: Address, problems: Iterable[Problem]) -> str:
     """Return the command that fixes problems in a copy, ``""`` if it cannot fix one of them."""
-    return f"; `raggedatlas validate {path} --fix COPY` fixes it in a copy" if all(map(is_fixable, problems)) else ""
+    return f"; `raggedatlas fix {path} COPY` fixes it in a copy" if all(map(is_fixable, problems)) else ""
 
 
 _NAMES_A_RULE = re.compile(r"\b[A-Z]+\d+ (must|should|practice): |\(rule ")

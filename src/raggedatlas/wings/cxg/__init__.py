@@ -29,7 +29,7 @@ WING = Wing(
             default="metadata",
             inspect="raggedatlas.wings.cxg.inspection:inspect",
             refusals={
-                "--fix": "a CXG cannot be repaired; write it again from its source",
+                "fix": "a CXG cannot be repaired; write it again from its source",
                 "--workers": "a file is read by one process",
             },
         ),

@@ -37,7 +37,7 @@ WING = Wing(
             levels=("quick", "deep"),
             default="deep",
             refusals={
-                "--fix": "results cannot be repaired; run the model again",
+                "fix": "results cannot be repaired; run the model again",
                 "--at": "results have no snapshots",
                 "--since": "results have no snapshots",
                 "--root-hash": "results have no snapshots",

@@ -27,7 +27,7 @@ WING = Wing(
             default="pyramid",
             inspect="raggedatlas.wings.vectors.inspection:inspect",
             refusals={
-                "--fix": "a geometry store cannot be repaired; write it again from its source",
+                "fix": "a geometry store cannot be repaired; write it again from its source",
                 "--workers": "a geometry store is read by one process",
             },
         ),

@@ -90,6 +90,7 @@ def test_tables_of_another_form_are_computed_again(
     assert len(counted) == 2
 
 
+@pytest.mark.long
 def test_gc_frees_the_tables_of_dropped_snapshots(atlas: ra.RaggedAtlas) -> None:
     atlas.markers("cell_type")
     atlas.add(small_anndata(3, 30), "d3", organism="human", progress=False)

@@ -110,6 +110,7 @@ def test_indices_never_change(two: Two) -> None:
     assert optimization.reindex(catalog, "protein_abundance") == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", [2**40, 2**63 - 1, -1, 2])
 def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
     """Where assigned indices are not dense, new features get none, and nothing is written; a second call once counted on."""

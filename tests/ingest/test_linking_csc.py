@@ -76,6 +76,7 @@ def prefer_columns(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(read, "_estimate_decoded", lambda reader, *_: 0 if "/csc/" in reader.spec.path else 1)
 
 
+@pytest.mark.long
 @examples(12)
 @given(
     n=st.integers(1, 40), width=st.integers(2, 12), seed=st.integers(0, 99), density=st.floats(0, 1),

@@ -401,6 +401,7 @@ def test_datasets_that_share_no_commit_are_all_there(atlas, monkeypatch) -> None
         assert_same(plain(i, 3 + i), atlas.dataset(report.name).to_anndata())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("copy", [True, False])
 def test_what_is_committed_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: bool) -> None:
     """Names of cells and features of a source are kept until its commit, however many sources follow."""

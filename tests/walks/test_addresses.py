@@ -276,6 +276,7 @@ def shown(answer: object, address: object) -> str:
     return str(answer).replace(str(address), "HERE")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:InferenceDataSet reads")
 @pytest.mark.parametrize("call", sorted(set(READS) - {"sync", "data_location"}))
 def test_an_object_store_and_a_web_server_are_read_as_a_folder(

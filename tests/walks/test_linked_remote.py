@@ -289,6 +289,7 @@ CHANGES: dict[str, Callable[[Served, str], None]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "name"), [*((change, GZIP) for change in CHANGES), ("deaf", SHARD), ("removed", SHARD), ("cut", SHARD)]
 )

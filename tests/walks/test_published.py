@@ -547,6 +547,7 @@ def test_the_root_hash_is_compared_with_everything(original: ra.RaggedAtlas, fol
         ra.open(f"{folder}@sha256:{'0' * 64}")
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(data=st.data())
 def test_with_the_root_hash_no_changed_byte_is_read(

@@ -302,6 +302,7 @@ def test_both_halves_hold_the_same_entries_in_order(tmp_path: Path, wide: ad.Ann
     assert by_column == sorted(by_row, key=lambda entry: (entry[1], entry[0]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
 @pytest.mark.parametrize("run", [50, 1000])
 def test_small_runs_give_the_same_arrays(
@@ -317,6 +318,7 @@ def test_small_runs_give_the_same_arrays(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.cxg", "b.cxg"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
 @pytest.mark.parametrize("missing", ["module", "handle"])
 def test_the_public_call_writes_the_same(
@@ -349,6 +351,7 @@ def test_dense_arrays_in_many_bands_are_joined(
     np.testing.assert_array_equal(array_values(made / "X"), wide.X.toarray())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("share", "layout"), [(0.24, "split"), (0.26, "dense")])
 @pytest.mark.parametrize("known", [True, False])
 def test_density_decides(tmp_path: Path, share: float, layout: str, known: bool) -> None:

@@ -315,6 +315,7 @@ def test_all_kinds_are_stored_by_both_ways(tmp_path: Path) -> None:
         assert one.links is None or np.array_equal(one.links, two.links)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [5, 6, 7, 13])
 def test_links_of_many_ends_come_back(tmp_path: Path, width: int) -> None:
     """The permutation number of six or more ends exceeds a byte, even if every row fits in one; of 13 there are 6,227,020,800."""

@@ -63,6 +63,7 @@ def test_a_chunk_of_a_level_is_that_of_level_0_divided(data: st.DataObject) -> N
         assert np.array_equal(level.chunks, np.unique(made.levels[0].chunks // ratio, axis=0))
 
 
+@pytest.mark.long
 @examples(15)
 @given(st.data())
 def test_edges_without_exact_multiples_nest_up_to_rounding(data: st.DataObject) -> None:

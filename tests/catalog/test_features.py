@@ -131,6 +131,13 @@ def test_presence_is_what_results_call_measured(two: Two, tmp_path: Path) -> Non
         view.presence(["nope"])
     every = view.presence()
     assert every.columns.tolist() == view.features().index.tolist()
+    # Names may mean one feature, as the uids do of a list in which one counts as another.
+    again = view.presence(["B", "B", "A"])
+    assert (again.columns.tolist(), again.to_numpy()[:, 2].tolist()) == (["B", "B", "A"], [True, False])
+    view.identity.link("A", "B")
+    linked = view.presence(view.features().index)
+    assert linked.shape[1] == len(view.features()) == every.shape[1]
+    assert linked.T.drop_duplicates().shape[0] < len(linked.T)
     atlas = RaggedAtlas.create(str(tmp_path / "other"))
     for seed, genes in enumerate((["CD3E", "CD4"], ["CD4", "MS4A1", "NKG7"], ["CD3E"])):
         atlas.add(small_anndata(seed, 6, genes), str(seed), organism="human", progress=False)

@@ -500,8 +500,13 @@ def presence(
     # At the tip, the stored mapping may lack the newest features.
     registry = replace(registry, identity=fresh_identity(catalog, space, tables))
     every = [] if names is not None else registry.table.column("uid").to_pylist()
-    uids = [*registry.require(names)] if names is not None else [u for u in every if u not in registry.redirects]
-    column = {uid: i for i, uid in enumerate(uids)}
+    # Names may mean one feature, as those do that `features()` lists where some count as another one.
+    uids = (
+        [*registry.require(names, once=False)]
+        if names is not None
+        else [u for u in every if u not in registry.redirects]
+    )
+    column = {uid: i for i, uid in enumerate(dict.fromkeys(uids))}
     # Layouts have the features as measured, before any counts as another.
     answers = column | {uid: column[end] for uid, end in registry.redirects.items() if end in column}
     where = None if names is None else in_list("feature_uid", answers)
@@ -519,7 +524,8 @@ def presence(
         measured = found.setdefault(uid, np.zeros(len(column), np.bool_))
         if layout in number:
             measured |= of_layout[number[layout]]
-    return found, uids
+    asked = [column[uid] for uid in uids]
+    return {uid: measured[asked] for uid, measured in found.items()}, uids
 
 
 def _gather(found: dict[str, list[str]], names: pa.Array, at: NDArray[np.int32], uids: pa.ChunkedArray) -> None:

@@ -129,6 +129,12 @@ def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) ->
     return process_alive(lease, catalog.arrays.child(dataset_uid), grace)
 
 
+def alive_among(catalog: Catalog, uids: Sequence[str], grace: timedelta = GRACE) -> set[str]:
+    """Return those of some datasets whose groups an `add` may still be writing, side by side; see `lease_alive`."""
+    alive = catalog.location.side_by_side([partial(lease_alive, catalog, uid, grace) for uid in uids])
+    return {uid for uid, writes in zip(uids, alive, strict=True) if writes}
+
+
 def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timedelta = GRACE) -> bool:
     """Return whether a process may still be writing.
 

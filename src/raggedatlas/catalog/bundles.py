@@ -28,7 +28,6 @@ from raggedatlas.store.references import references_file
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import hash_shard, hash_shards, parse_shard, shard_key, shards_path
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.tables import Tables
 
 SMALL_BYTES = 2**20
 """Size beyond which the files of a dataset are left as they are: its objects matter little then."""
@@ -365,7 +364,7 @@ def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
     files = {f"{folder}/{FILE}" for folder in bundles_with(catalog, uid)}
     named: dict[str, dict[str, DatasetRecord]] = {file: {} for file in files}
     for version in sorted(set(versions)) if files else []:
-        for record in datasets_from_table(Tables(catalog.tables.location, {DATASETS: version}).read(DATASETS)):
+        for record in datasets_from_table(catalog.tables.at({DATASETS: version}).read(DATASETS)):
             for file in files:
                 if record.uid != uid and (f'"{file}"' in record.facts or f'"{file}"' in record.arrays):
                     named[file][record.zarr_group] = _united(named[file].get(record.zarr_group), record, file)

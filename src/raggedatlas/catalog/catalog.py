@@ -276,7 +276,7 @@ class Catalog:
         held._open_all()
         return held
 
-    def session(self, action: str) -> "Catalog":
+    def session(self, action: str, *, anew: bool = False, purges: bool = False) -> "Catalog":
         """Return the atlas as it is now, for one call that writes: its tables are open and follow the commits of the call.
 
         Tables that the last session left are asked side by side whether they are the newest; at first all are opened. What another process commits
@@ -286,6 +286,11 @@ class Catalog:
         ----------
         action : str
             The call, for messages.
+        anew : bool
+            Go on with nothing of the last session: for calls that delete files, which need the tables as they are, also where something other than
+            this library has changed them.
+        purges : bool
+            Whether the call goes on with an unfinished purge.
 
         Raises
         ------
@@ -296,7 +301,9 @@ class Catalog:
         """
         self.require_writable(action)
         held = self
-        if self.tables.session is None:
+        if self.tables.session is None and anew:
+            held = self.hold()
+        elif self.tables.session is None:
             held = replace(self, tables=self.tables.resume())
             known = held._uid()
             moved = held.tables.refresh()
@@ -309,7 +316,7 @@ class Catalog:
                 # Again, so that every record finds its cells, layouts, features and columns: they were written before it.
                 held.tables.refresh([n for n in held.tables.held() if n not in (DATASETS, VERSIONS, *asset_tables())])
             held._open_all()
-        mark = held.tables.known_purge()
+        mark = None if purges else held.tables.known_purge()
         if mark is not None:
             raise mark.refusal(action, self.location.uri)
         return held

@@ -1,25 +1,30 @@
 """What `gc`, `repair`, `purge` and `optimize` take away: one table of collectors, and which of these calls each of them serves."""
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from raggedatlas.catalog.assets import (
     GRACE,
+    PURGED_KEY,
+    alive_among,
     asset_kinds,
     delete_cells_without_record,
     group_by_dataset,
     lease_alive,
+    purged,
     read_records,
     refuse_unknown_assets,
 )
 from raggedatlas.catalog.bundles import bundles_with
-from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog, shares_bundles
+from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, shares_bundles
 from raggedatlas.catalog.deletion import remove_dead_deletions
 from raggedatlas.catalog.inventory import dataset_folders, inventory, shared_folders
 from raggedatlas.catalog.kept_tables import MARKERS
@@ -36,14 +41,14 @@ from raggedatlas.catalog.versions import (
     untag_everywhere,
 )
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.model.records import datasets_from_table
+from raggedatlas.model.records import DatasetRecord, datasets_from_table, utc_now
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.location import Location
 from raggedatlas.store.manifests import FOLDER
-from raggedatlas.store.runtime import map_requests, prefetch_map
+from raggedatlas.store.runtime import map_groups, map_requests, prefetch_map
 from raggedatlas.store.storage_errors import refused_columns
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import LISTING, Tables
 from raggedatlas.store.upkeep import clean_up
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ if TYPE_CHECKING:
 
 KEEP = timedelta(days=7)
 """How long table versions without a snapshot are kept, so that readers of the tip can finish."""
+
+T = TypeVar("T")
 
 Call = Literal["gc", "dry run", "repair", "purge", "optimize"]
 
@@ -92,9 +99,16 @@ class Sweep:
         """Run the collectors of the call, in the order of the table."""
         if self.call != "optimize":
             refuse_unknown_assets(self.catalog, f"{self.call}()")
-        for collector, calls in COLLECTORS:
-            if self.call in calls:
-                collector(self)
+        for group in COLLECTORS:
+            steps = [collector for collector, calls in group if self.call in calls]
+            parts = [replace(self, groups=[], kept=[], notes=[], n_cells=0, n_bytes=0) for _ in steps]
+            self.catalog.location.side_by_side([partial(step, part) for step, part in zip(steps, parts, strict=True)])
+            for part in parts:
+                self.groups += part.groups
+                self.kept += part.kept
+                self.notes += part.notes
+                self.n_cells += part.n_cells
+                self.n_bytes += part.n_bytes
         return self.report()
 
     def report(self) -> "MaintenanceReport":
@@ -119,27 +133,39 @@ class Sweep:
         return datetime.now(UTC) - self.grace
 
 
-def kept_versions(catalog: Catalog, name: str) -> Iterator[Tables]:
-    """Iterate over a table at the tip, at every version that a tag or a snapshot holds, and at the tip again.
+def kept_versions(catalog: Catalog, names: Sequence[str], read: Callable[[Tables, str], T]) -> Iterator[T]:
+    """Read tables at the tip, at every version that a tag or a snapshot holds, and at the tip again if it has moved.
 
-    The tip comes again so that what is restored, or committed by a process whose lease was looked at before, is seen at least once.
+    All of these as they are now, whatever the session has seen before. The tip comes again so that what is restored, or committed by a process whose
+    lease was looked at before, is seen at least once.
     """
-    tables = Tables(catalog.tables.location)
-    if not tables.has(name):
-        return
-    yield tables
-    versions = set(tables.tags(name).values())
-    versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}
+    tables = catalog.tables
 
-    def opened(version: int) -> Tables | None:
+    def tips() -> set[tuple[str, int]]:
+        tables.refresh([LISTING, *names])
+        return {*tables.versions(names).items()}
+
+    def look(name: str, version: int) -> T | None:
         pinned = tables.at({name: version})
         # A tagged version may be gone; `validate` reports it (rule `lost-version`).
-        return pinned if pinned.has(name) else None
+        return read(pinned, name) if pinned.has(name) else None
 
-    # A few at once: an atlas may have a thousand snapshots.
-    with contextlib.closing(prefetch_map(opened, sorted(versions, reverse=True), threads=16, depth=16)) as ahead:
-        yield from (pinned for pinned in ahead if pinned is not None)
-    yield tables
+    def read_all(found: set[tuple[str, int]]) -> Iterator[T]:
+        # A few at once: an atlas may have a thousand snapshots.
+        n, steps = 4 if catalog.location.is_local else 16, [partial(look, *one) for one in sorted(found, reverse=True)]
+        with contextlib.closing(prefetch_map(lambda step: step(), steps, threads=n, depth=n)) as ahead:
+            yield from (one for one in ahead if one is not None)
+
+    there = [*tips()]
+    # After the tips: what they have lost since is in a snapshot, or is gone.
+    steps: list[Callable[[], Any]] = [partial(tables.tags, name) for name, _ in there]
+    steps.append(partial(tables.refresh, [VERSIONS]))
+    *tags, _ = catalog.location.side_by_side(steps)
+    found = {*there, *((name, at) for (name, _), own in zip(there, tags, strict=True) for at in own.values())}
+    listed = [record.table_versions for record in list_versions(catalog)]
+    found |= {(name, own[name]) for own in listed for name in names if name in own}
+    yield from read_all(found)
+    yield from read_all(tips() - found)
 
 
 def reached_folders(catalog: Catalog) -> set[str]:
@@ -147,15 +173,13 @@ def reached_folders(catalog: Catalog) -> set[str]:
 
     Read from the columns as they are stored, so that a damaged record frees nothing.
     """
-    found = set[str]()
-    facts = ["facts"] if shares_bundles(catalog) else []
-    for name in (DATASETS, *asset_tables()):
-        for tables in kept_versions(catalog, name):
-            rows = tables.read(name, ["uid", *(facts if name == DATASETS else [])])
-            found.update(rows.column("uid").to_pylist())
-            if "facts" in rows.column_names:
-                found |= shared_folders(rows.column("facts").to_pylist())
-    return found
+
+    def read(tables: Tables, name: str) -> set[str]:
+        rows = tables.read(name, ["uid", "facts"] if name == DATASETS and shares_bundles(catalog) else ["uid"])
+        facts = rows.column("facts").to_pylist() if "facts" in rows.column_names else []
+        return {*rows.column("uid").to_pylist()} | shared_folders(facts)
+
+    return set[str]().union(*kept_versions(catalog, (DATASETS, *asset_tables()), read))
 
 
 # ---- tables and cells
@@ -195,11 +219,13 @@ def delete_stray_cells(sweep: Sweep) -> None:
     counts = cells_per_dataset(catalog)
     known = {record.uid for record in read_records(catalog)}
     fresh = [uid for uid in counts if uid not in known]
-    alive = [uid for uid in fresh if UID.fullmatch(uid) and lease_alive(catalog, uid, sweep.grace)]
-    known = {record.uid for record in read_records(catalog)} if fresh else known
+    alive = alive_among(catalog, [uid for uid in fresh if UID.fullmatch(uid)], sweep.grace)
+    if fresh:
+        catalog.tables.refresh([DATASETS])
+        known = {record.uid for record in read_records(catalog)}
     dead = [uid for uid in fresh if uid not in alive and uid not in known]
     sweep.n_cells += delete_cells_without_record(catalog, dead)
-    sweep.kept += [uid for uid in alive if uid not in known]
+    sweep.kept += [uid for uid in fresh if uid in alive and uid not in known]
 
 
 def repair_assets(sweep: Sweep) -> None:
@@ -214,22 +240,21 @@ def repair_assets(sweep: Sweep) -> None:
 def free_folders(sweep: Sweep) -> None:
     """Delete folders that no kept view reaches and no living process has a lease on.
 
-    The tip is read before and after the leases are looked at, and every kept version last. So a dataset that is committed, or caught by a
-    snapshot and dropped, while this runs, is seen in at least one of them.
+    The tip is read before and, as it is then, after the leases are looked at, and every kept version last. So a dataset that is committed, or caught
+    by a snapshot and dropped, while this runs, is seen in at least one of them.
     """
     catalog = sweep.catalog
     # Bundles that datasets share have leases, too, from before they are written until records name them.
     before = inventory(catalog).uids | shared_folders(record.facts for record in read_records(catalog))
     named = (name for name in catalog.arrays.list_children() if UID.fullmatch(name) or SHARED.fullmatch(name))
     unknown = [name for name in named if name not in before]
-    alive = [name for name in unknown if lease_alive(catalog, name, sweep.grace)]
-    reached = inventory(catalog).uids | reached_folders(catalog) if unknown else set[str]()
+    alive = alive_among(catalog, unknown, sweep.grace)
+    reached = reached_folders(catalog) if unknown else set[str]()
     free = [name for name in unknown if name not in reached and name not in alive]
     sweep.groups += free
-    sweep.kept += [name for name in alive if name not in reached]
-    for name in free:
-        folder = catalog.arrays.child(name)
-        sweep.n_bytes += folder.size() if sweep.call == "dry run" else folder.delete_prefix()
+    sweep.kept += [name for name in unknown if name in alive and name not in reached]
+    take = Location.size if sweep.call == "dry run" else Location.delete_prefix
+    sweep.n_bytes += sum(catalog.location.side_by_side([partial(take, catalog.arrays.child(name)) for name in free]))
 
 
 def delete_replaced_files(sweep: Sweep) -> None:
@@ -239,9 +264,12 @@ def delete_replaced_files(sweep: Sweep) -> None:
         return
     left = {name for name in catalog.arrays.list_children() if UID.fullmatch(name)}
     shared: dict[str, str] = {}
-    for tables in kept_versions(catalog, DATASETS):
-        rows = tables.read(DATASETS, ["uid", "zarr_group", "feature_space", "n_cells", "arrays", "facts"])
-        there = group_by_dataset(datasets_from_table(rows))
+
+    def read(tables: Tables, name: str) -> dict[str, list[DatasetRecord]]:
+        rows = tables.read(name, ["uid", "zarr_group", "feature_space", "n_cells", "arrays", "facts"])
+        return group_by_dataset(datasets_from_table(rows))
+
+    for there in kept_versions(catalog, [DATASETS], read):
         for uid in there.keys() & left:
             bundles = shared_folders([there[uid][0].facts])
             if uid in dataset_folders(there[uid]) or not bundles:
@@ -290,22 +318,30 @@ def remove_unnamed_frames(sweep: Sweep) -> None:
     if not there:
         return
     # Records are read last, so that the files of a deletion that was recorded meanwhile stay.
-    views = [catalog.with_tables(tables) for tables in kept_versions(catalog, CELLS)]
-    named = {f"{record.frame}.arrow" for view in (*views, catalog.current()) for record in view.recorded_deletions()}
+    views = kept_versions(catalog, [CELLS], lambda tables, _: catalog.with_tables(tables))
+    named = {f"{record.frame}.arrow" for view in views for record in view.recorded_deletions()}
     for folder, key, size in there:
         if key not in named:
             folder.delete_objects([key])
             sweep.n_bytes += size
 
 
+def note_purge(sweep: Sweep) -> None:
+    """Log the purge."""
+    log = {**purged(sweep.catalog), sweep.purged[0]: utc_now()}
+    sweep.catalog.tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
+
+
 def delete_purged(sweep: Sweep) -> None:
     """Delete the folders of what is purged, and arrays of what is attached to cells that no record names any more; no other process writes."""
-    arrays = sweep.catalog.arrays
-    sweep.n_bytes += sum(arrays.child(uid).delete_prefix() for uid in sweep.purged)
-    views = [sweep.catalog.tip(), *(sweep.catalog.at(record) for record in list_versions(sweep.catalog))]
+    catalog, arrays = sweep.catalog, sweep.catalog.arrays
+    freed = catalog.location.side_by_side([arrays.child(uid).delete_prefix for uid in sweep.purged])
+    sweep.n_bytes += sum(freed)
+    views = [catalog, *map(catalog.at, list_versions(catalog))]
     named: dict[str, set[str]] = {}
-    for group in (group for view in views for group in inventory(view).asset_groups):
-        named.setdefault(group.zarr_group, set()).update(group.array_specs)
+    for groups in map_groups(lambda view: inventory(view).asset_groups, views):
+        for group in groups:
+            named.setdefault(group.zarr_group, set()).update(group.array_specs)
     for place, paths in named.items():
         folder = arrays.child(*place.split("/"), "layers")
         for name in folder.list_children():
@@ -333,11 +369,12 @@ def remove_stray_tags(sweep: Sweep) -> None:
 
     Tags are read before snapshots, so that a concurrent snapshot is not affected.
     """
-    tables = Tables(sweep.catalog.tables.location)
-    tags = for_tables(sweep.catalog, lambda name: sorted(tables.tags(name)), sweep.table_names())
-    numbers = {record.version for record in list_versions(sweep.catalog)}
+    tables = sweep.catalog.tables
+    tags = for_tables(sweep.catalog, tables.tag_names, sweep.table_names())
     purges = sweep.call == "purge"
-    held = not purges and sweep.catalog.unfinished_purge() is not None
+    # This brings the list of snapshots up to date, too.
+    held = sweep.catalog.unfinished_purge() is not None and not purges
+    numbers = {record.version for record in list_versions(sweep.catalog)}
     oldest = time.time() - sweep.grace.total_seconds()
 
     def stray(tag: str) -> bool:
@@ -348,18 +385,21 @@ def remove_stray_tags(sweep: Sweep) -> None:
             return not held
         return pending is not None and (purges or int(pending["seconds"]) < oldest)
 
+    free: dict[str, list[str]] = {}
     for name, names in tags.items():
         for tag in filter(stray, names):
+            free.setdefault(tag, []).append(name)
             if not purges:
                 sweep.notes.append(f"tag {tag} of {name} belongs to no snapshot")
-            if sweep.call != "dry run":
-                untag_everywhere(sweep.catalog, tag, [name])
+    for tag, names in free.items() if sweep.call != "dry run" else ():
+        untag_everywhere(sweep.catalog, tag, names)
 
 
 def remove_old_versions(sweep: Sweep) -> None:
     """Remove versions of tables that have no tag and are older than those of readers of the tip."""
-    # The newest versions, not those of a session.
-    tables = Tables(sweep.catalog.tables.location)
+    tables, names = sweep.catalog.tables, sweep.table_names()
+    # Lance leaves all versions from the one that is open on.
+    tables.refresh(names)
 
     def remove(name: str) -> int | None:
         try:
@@ -367,7 +407,8 @@ def remove_old_versions(sweep: Sweep) -> None:
         except ConflictError:
             return None
 
-    freed = for_tables(sweep.catalog, remove, sweep.table_names())
+    each = sweep.catalog.location.side_by_side([partial(remove, name) for name in names])
+    freed = dict(zip(names, each, strict=True))
     sweep.n_bytes += sum(n or 0 for n in freed.values())
     sweep.notes += [f"{name}: others were writing; not cleaned up" for name, n in freed.items() if n is None]
 
@@ -376,6 +417,7 @@ def remove_manifests(sweep: Sweep) -> None:
     """Remove manifests that are of no snapshot."""
     oldest, folder = sweep.oldest(), sweep.catalog.tables.location.child(FOLDER)
     there = [(key, size, when) for key, size, when in folder.list_objects() if key != HEAD]
+    sweep.catalog.tables.refresh([VERSIONS] if there else [])
     # Snapshots are read last, so that a concurrently recorded one keeps its manifest.
     named = {record.manifest for record in list_versions(sweep.catalog)} if there else set[str]()
     free = [(key, size) for key, size, when in there if key.split(".")[0] not in named and when <= oldest]
@@ -387,27 +429,34 @@ def remove_markers(sweep: Sweep) -> None:
     """Remove tables of markers that are of no snapshot; a purge changes the root hashes of those with the dataset."""
     folder = sweep.catalog.tables.location.child(MARKERS)
     there = folder.list_children()
+    sweep.catalog.tables.refresh([VERSIONS] if there else [])
     # Snapshots are read last, so that what is kept of one that was taken meanwhile stays.
     roots = {record.root_hash for record in list_versions(sweep.catalog)} if there else set[str]()
     for free in (folder.child(name) for name in there if name not in roots):
         sweep.n_bytes += free.size() if sweep.call == "dry run" else free.delete_prefix()
 
 
-COLLECTORS: Sequence[tuple[Callable[[Sweep], None], Sequence[Call]]] = (
-    (remove_half_tables, ["repair"]),
-    (drop_refused_columns, ["repair"]),
-    (remove_deletions, ["repair"]),
-    (delete_stray_cells, ["repair"]),
-    (repair_assets, ["repair"]),
-    (free_folders, ["gc", "dry run", "repair"]),
-    (delete_purged, ["purge"]),
-    (repair_snapshot_tags, ["gc", "repair", "purge", "optimize"]),
-    (remove_stray_tags, ["gc", "dry run", "purge"]),
-    (delete_replaced_files, ["gc", "dry run"]),
-    (remove_old_versions, ["gc", "purge", "optimize"]),
-    (remove_manifests, ["gc", "purge"]),
-    (remove_markers, ["gc", "dry run", "purge"]),
-    (remove_unnamed_frames, ["gc"]),
-    (delete_purged_bundles, ["purge"]),
+COLLECTORS: Sequence[Sequence[tuple[Callable[[Sweep], None], Sequence[Call]]]] = (
+    ((remove_half_tables, ["repair"]),),
+    ((drop_refused_columns, ["repair"]),),
+    ((remove_deletions, ["repair"]),),
+    ((delete_stray_cells, ["repair"]),),
+    ((repair_assets, ["repair"]),),
+    (
+        (free_folders, ["gc", "dry run", "repair"]),
+        (note_purge, ["purge"]),
+        (delete_purged, ["purge"]),
+        (repair_snapshot_tags, ["gc", "repair", "purge", "optimize"]),
+        (remove_stray_tags, ["gc", "dry run", "purge"]),
+    ),
+    # After the tags: versions are kept by these, and a purge takes away those on what it has rewritten.
+    (
+        (delete_replaced_files, ["gc", "dry run"]),
+        (remove_old_versions, ["gc", "purge", "optimize"]),
+        (remove_manifests, ["gc", "purge"]),
+        (remove_markers, ["gc", "dry run", "purge"]),
+        (remove_unnamed_frames, ["gc"]),
+        (delete_purged_bundles, ["purge"]),
+    ),
 )
-"""Collectors in the order in which they run, each with the calls that run it."""
+"""Collectors in the order in which they run, each with the calls that run it; those of a group run side by side in an object store."""

@@ -295,7 +295,12 @@ def remove_dead_deletions(catalog: Catalog) -> list[str]:
             f"a deletion of {r.n_cells:,} cells ({r.where}) had died before it deleted any" for r in dead.values()
         ]
         kept = [record for record in at.recorded_deletions() if record.uid not in dead]
-        if dead and not catalog.tables.update_metadata_if(CELLS, {DELETIONS_KEY: _to_json(kept)}, version):
+        # Now that their processes are known to have ended: one may have deleted its cells meanwhile, and Lance would let both commits pass.
+        catalog.tables.refresh([CELLS] if dead else [])
+        if dead and not (
+            catalog.tables.version(CELLS) == version
+            and catalog.tables.update_metadata_if(CELLS, {DELETIONS_KEY: _to_json(kept)}, version)
+        ):
             raise ConflictError(f"{CELLS} of {catalog.location.uri} changed")
 
     catalog.tables.retry(CELLS, attempt)

@@ -134,7 +134,7 @@ def seal_versions(
         made = Manifest(files=own | kept | fresh, version=version).to_bytes()
         before()
         tables.location.write_bytes(f"{FOLDER}/{HEAD}", hashlib.sha256(made).hexdigest().encode() + b"\n" + made)
-        tables.forget(VERSIONS)
+        tables.refresh([VERSIONS])
         if tables.version(VERSIONS) == version:
             break
     return listed

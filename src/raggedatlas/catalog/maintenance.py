@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from raggedatlas.catalog.assets import GRACE, Commit, commit_records, find_dataset
-from raggedatlas.catalog.catalog import IDENTITY, Catalog
+from raggedatlas.catalog.catalog import DATASETS, IDENTITY, Catalog
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import seal_versions
@@ -14,7 +14,11 @@ from raggedatlas.errors import DuplicateError
 from raggedatlas.model.ids import check_given_name, check_license
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
+from raggedatlas.store.location import Location
+from raggedatlas.store.runtime import map_fetches
+from raggedatlas.store.tables import LISTING
 
 
 def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
@@ -79,7 +83,7 @@ def gc(
     MaintenanceReport
         Groups that were or would be freed, with their bytes.
     """
-    catalog.require_tip("gc")
+    catalog = catalog.session("gc", anew=True)
     report = Sweep(catalog, "dry run" if dry_run else "gc", grace, keep).run()
     if not dry_run:
         seal_versions(catalog)
@@ -95,8 +99,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
         Removed cells without a record and removed unreferenced groups. Notes name datasets whose arrays are missing: they
         cannot be repaired, only restored from a copy or dropped.
     """
-    catalog.require_writable("repair")
-    catalog = catalog.tip()
+    catalog = catalog.session("repair", anew=True, purges=True)
     # First, because all other writes are refused until the purge is finished.
     sweep = Sweep(catalog, "repair", grace, notes=[f"finished the purge of {uid}" for uid in resume_purge(catalog)])
     sweep.run()
@@ -109,20 +112,22 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
 
 def _missing(catalog: Catalog) -> list[str]:
     """Say what is not in the Zarr store although the tip reaches it."""
-
-    def lacks(group: str) -> bool:
-        return not catalog.arrays.child(*group.split("/")).holds_files()
-
+    catalog.tables.refresh([LISTING, DATASETS, *asset_tables()])
     there = inventory(catalog)
+    named = {one.zarr_group for _, one in there.visible_assets if one.zarr_group}
+    named |= {folder for folder in there.folders if SHARED.fullmatch(folder)}
+    named |= {record.zarr_group for own in there.datasets.values() for record in own}
+    places = [catalog.arrays.child(*group.split("/")) for group in named]
+    each = (map if catalog.location.is_local else map_fetches)(Location.holds_files, places)
+    lost = {group for group, held in zip(named, each, strict=True) if not held}
     notes = [
         f"the files {one.zarr_group} of the {kind.noun} {one.name} are missing: put them back from a copy, or run {kind.drop_call(one)}"
         for kind, one in there.visible_assets
-        if one.zarr_group and lacks(one.zarr_group)
+        if one.zarr_group in lost
     ]
-    lost = {folder for folder in there.folders if SHARED.fullmatch(folder) and lacks(folder)}
     for record in (record for own in there.datasets.values() for record in own):
         shared = shared_folders([record.facts, record.arrays])
-        if lost & shared or (not shared and lacks(record.zarr_group)):
+        if lost & shared or (not shared and record.zarr_group in lost):
             notes.append(
                 f"the arrays {record.zarr_group} of dataset {record.name or record.uid} are missing: put them back from a copy, "
                 f"or run drop_dataset({record.uid!r})"

@@ -1,19 +1,18 @@
 """Purge a dataset: remove it from the tip and from every snapshot, with all its bytes."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import (
-    PURGED_KEY,
     asset_kinds,
     group_by_dataset,
     process_alive,
-    purged,
     read_records,
     refuse_unknown_assets,
     source_facts,
@@ -34,13 +33,13 @@ from raggedatlas.catalog.versions import (
     refuse_running_adds,
 )
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
-from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, entries_to_table, utc_now
+from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, entries_to_table
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.manifests import FileEntry
 from raggedatlas.store.runtime import map_groups
 from raggedatlas.store.sql import equals
-from raggedatlas.store.tables import PURGE_KEY, Tables
+from raggedatlas.store.tables import PURGE_KEY
 from raggedatlas.store.upkeep import RowRemoval
 
 _ATTEMPTS = 20
@@ -73,18 +72,18 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     ConflictError
         If an `add` is under way, another purge is not finished, or another process is running this one.
     """
-    catalog.require_writable("purge")
-    catalog = catalog.tip()
+    catalog = catalog.session("purge", anew=True, purges=True)
     refuse_unknown_assets(catalog, "purge()")
-    mark = catalog.unfinished_purge()
+    # `_take_over` looks again.
+    mark, steps = catalog.tables.known_purge(), list[Callable[[], Any]]()
     if mark is None:
         uid, name = _find(catalog, uid_or_name)
-        refuse_running_adds(catalog, "purge")
-        refuse_running_deletion(catalog, "purge")
         mark = PurgeMark(uid=uid, name=name)
+        steps = [partial(refuse_running_adds, catalog, "purge"), partial(refuse_running_deletion, catalog, "purge")]
     elif uid_or_name not in (mark.uid, mark.name):
-        catalog.refuse_unfinished_purge(f"purge({uid_or_name!r})")
-    sources = _sources(catalog, mark.uid)
+        raise mark.refusal(f"purge({uid_or_name!r})", catalog.location.uri)
+    steps.append(partial(_sources, catalog, mark.uid))
+    *_, sources = catalog.location.side_by_side(steps)
     report = _run(catalog, mark)
     notes = [f"its values stay in {address}, which the atlas does not own" for address in sources]
     return replace(report, notes=(*report.notes, *notes))
@@ -92,13 +91,16 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
 
 def _sources(catalog: Catalog, uid: str) -> list[str]:
     """Return the addresses of files that a dataset is or was linked to."""
-    found: dict[str, None] = {}
-    for view in [catalog, *map(catalog.at, list_versions(catalog))]:
+
+    def addresses(view: Catalog) -> list[str]:
         # A damaged record keeps no dataset from being purged.
         with suppress(AtlasError):
             facts = (source_facts(record) for record in read_records(view) if record.uid == uid)
-            found |= {one.address: None for one in facts if one is not None}
-    return [*found]
+            return [one.address for one in facts if one is not None]
+        return []
+
+    views = [catalog, *map(catalog.at, list_versions(catalog))]
+    return [*dict.fromkeys(one for found in map_groups(addresses, views) for one in found)]
 
 
 def resume_purge(catalog: Catalog) -> list[str]:
@@ -109,8 +111,7 @@ def resume_purge(catalog: Catalog) -> list[str]:
     ConflictError
         If the process that runs the purge has not died.
     """
-    catalog = catalog.tip()
-    mark = catalog.unfinished_purge()
+    mark = catalog.tables.known_purge()
     if mark is None:
         return []
     _run(catalog, mark)
@@ -124,10 +125,9 @@ def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
 
     def once() -> MaintenanceReport:
         # As an attempt before this one left it.
-        now, n_cells = catalog.tip().unfinished_purge() or mark, 0
+        now, n_cells = catalog.tables.known_purge() or mark, 0
         if now.stage == "rewriting":
-            n_cells = Tables(catalog.tables.location, now.tables).count(CELLS, equals("dataset_uid", now.uid))
-            now = _rewrite_all(catalog, now)
+            now, n_cells = _rewrite_all(catalog, now)
         return _delete(catalog, now, n_cells)
 
     try:
@@ -138,7 +138,7 @@ def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
     except BaseException:
         # Also when it is interrupted: this process does not go on, so that any other may finish it with `repair`.
         with suppress(AtlasError):
-            left = catalog.tip().unfinished_purge()
+            left = catalog.unfinished_purge()
             if left is not None:
                 _write_mark(catalog, left.model_copy(update={"owner": {}}))
         raise
@@ -150,8 +150,7 @@ def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     for _ in range(_ATTEMPTS):
         at = catalog.tables.version(VERSIONS)
         # Read at the version that the commit below checks, so of two processes one loses.
-        there = Tables(catalog.tables.location, {VERSIONS: at})
-        known = PurgeMark.from_json(there.metadata(VERSIONS).get(PURGE_KEY, "null"))
+        known = PurgeMark.from_json(catalog.tables.at({VERSIONS: at}).metadata(VERSIONS).get(PURGE_KEY, "null"))
         if known is not None:
             own = all(known.owner.get(key) == here[key] for key in ("host", "pid", "process_start", "namespace"))
             if not own and known.owner and process_alive(known.owner, catalog.tables.location):
@@ -173,14 +172,14 @@ def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Record which table versions are the current content, once no other process writes."""
     try:
         # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit.
-        refuse_running_adds(catalog, "purge")
+        steps: list[Callable[[], Any]] = [catalog.tables.refresh, partial(refuse_running_adds, catalog, "purge")]
+        catalog.location.side_by_side(steps)
         refuse_running_deletion(catalog, "purge")
     except AtlasError:
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
         raise
     # A commit that was under way when the mark was written is now there, or conflicts with these and is refused (`open_to_change`).
-    for name in _newest(catalog):
-        catalog.tables.fence(name)
+    catalog.location.side_by_side([partial(catalog.tables.fence, name) for name in _newest(catalog)])
     mark = mark.model_copy(update={"stage": "rewriting", "tables": _newest(catalog)})
     _write_mark(catalog, mark)
     return mark
@@ -191,7 +190,7 @@ def _write_mark(catalog: Catalog, mark: PurgeMark) -> None:
 
 
 def _newest(catalog: Catalog) -> dict[str, int]:
-    return {name: catalog.tables.version(name) for name in _purged_tables() if catalog.tables.has(name)}
+    return catalog.tables.versions(_purged_tables())
 
 
 def _purged_tables() -> tuple[str, ...]:
@@ -202,8 +201,7 @@ def _purged_tables() -> tuple[str, ...]:
 def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
     """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
     tables, uid = catalog.tables, mark.uid
-    tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps({**purged(catalog), uid: utc_now()}, sort_keys=True)})
-    there = [name for name in (*_purged_tables(), VERSIONS) if tables.has(name)]
+    there = [*tables.versions((*_purged_tables(), VERSIONS))]
     sweep = Sweep(
         catalog, "purge", timedelta(0), timedelta(0), there, (uid, *mark.stores), groups=[uid], n_cells=n_cells
     )
@@ -213,33 +211,43 @@ def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceRepor
     return report
 
 
-def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
-    """Write every snapshot and then the tip without the dataset; return the mark of what remains to be done."""
+def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> tuple[PurgeMark, int]:
+    """Write every snapshot and then the tip without the dataset; return the mark of what remains to be done, and how many cells the tip had of it."""
     uid, tips = mark.uid, mark.tables
-    # No other process writes, so each table is opened once.
-    held = catalog.hold()
-    for name, version in tips.items():
-        # Nothing is rewritten before the mark exists, so the tag cannot come too late to keep the version.
-        held.tables.tag(name, f"{PURGING}{uid}", version)
-    rewriter = _Rewriter(held, uid, tips)
-    records = list_versions(held)
+    # Nothing is rewritten before the mark exists, so the tags cannot come too late to keep the versions.
+    steps: list[Callable[[], Any]] = [
+        partial(_Rewriter, catalog, uid, tips),
+        partial(catalog.tables.at(tips).count, CELLS, equals("dataset_uid", uid)),
+        *(partial(catalog.tables.tag, name, f"{PURGING}{uid}", version) for name, version in tips.items()),
+    ]
+    rewriter, n_cells, *_ = catalog.location.side_by_side(steps)
+    records = list_versions(catalog)
     # What they wait for is the disk or an object store, or Lance, which needs no lock of Python.
     map_groups(lambda name: rewriter.rewrite(name, [record.table_versions.get(name, 0) for record in records]), [*tips])
     hashed: dict[str, FileEntry] = {}
-    found = [_without_dataset(held, record, rewriter, hashed) for record in records]
+    found = [_without_dataset(catalog, record, rewriter, hashed) for record in records]
     changed = {record.version: record for record in found if record is not None}
+    moved = [
+        (name, record.tag, version)
+        for record in records
+        for name, version in changed.get(record.version, record).table_versions.items()
+        if version != record.table_versions[name]
+    ]
     if changed:
         # All rows in one commit, and before the tags: if the process dies in between, `repair_tags` moves them to what the rows name.
-        change_versions(held, lambda old: [changed.get(record.version, record) for record in old])
-        delete_manifest_log(held)
-    for record in records:
-        for name, version in changed.get(record.version, record).table_versions.items():
-            if version != record.table_versions[name]:
-                held.tables.tag(name, record.tag, version)
+        steps = [
+            partial(change_versions, catalog, lambda old: [changed.get(record.version, record) for record in old]),
+            partial(delete_manifest_log, catalog),
+            *(partial(catalog.tables.make_tag, name, version) for name, _, version in moved),
+        ]
+        _, _, *made = catalog.location.side_by_side(steps)
+        catalog.location.side_by_side(
+            [partial(catalog.tables.tag, *one, tag) for one, tag in zip(moved, made, strict=True)]
+        )
     done = mark.model_copy(update={"stage": "deleting", "tables": {}, "stores": sorted(rewriter.assets)})
     # From here on readers of the tip go by the newest versions again; what these do not name can be deleted.
     _write_mark(catalog, done)
-    return done
+    return done, n_cells
 
 
 def _without_dataset(
@@ -363,6 +371,6 @@ def _find(catalog: Catalog, uid_or_name: str) -> tuple[str, str]:
 def _views(catalog: Catalog, tips: Mapping[str, int]) -> list[Catalog]:
     """Return all snapshots, and the tip with some tables at given versions."""
     tables = catalog.tables
-    tip = {name: tables.version(name) for name in (CELLS, *asset_tables()) if tables.has(name)}
-    pinned = catalog.with_tables(Tables(tables.location, {**tip, **tips}))
+    tip = tables.versions((CELLS, *asset_tables()))
+    pinned = catalog.with_tables(tables.at({**tip, **tips}))
     return [*map(catalog.at, list_versions(catalog)), pinned]

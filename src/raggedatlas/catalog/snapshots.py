@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -58,7 +59,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.model.assets import AnnotationRecord, AssetRecord
 from raggedatlas.model.frames import column_stacks
-from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
+from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, datasets_from_table, utc_now
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.model.spaces import geometry_columns
 from raggedatlas.model.wings import asset_tables
@@ -474,46 +475,76 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     ConflictError
         If an `add` is under way, whose cells would be lost.
     """
-    catalog.require_tip("restore")
+    held = catalog.session("restore")
+    earlier = purged(held)
+    try:
+        record = _restore(held, version, earlier)
+        # A commit that replaces a table may be of an old version that nobody reads, if a complete purge has run since.
+        held.tables.refresh([DATASETS])
+        if purged(held) == earlier:
+            return record
+    except AtlasError:
+        # What it was reading may be in the midst of being rewritten.
+        held.refuse_unfinished_purge("restore")
+        held.tables.refresh([DATASETS])
+        if purged(held) == earlier:
+            raise
+    # A purge has begun and ended meanwhile.
+    return restore(catalog, version)
+
+
+def _restore(catalog: Catalog, version: int | str, earlier: Mapping[str, str]) -> AtlasVersionRecord:
+    """Restore a snapshot in a session, in which the `earlier` datasets had been purged."""
+    place = catalog.location
     record = find_version(catalog, version)
     then = open_snapshot(catalog, record)
-    refuse_unknown_assets(catalog, "restore()")
-    refuse_running_adds(catalog, "restore")
-    refuse_running_deletion(catalog, "restore")
-    wanted = {r.zarr_group for r in read_records(then)}
+    refuse_unknown_assets(catalog, "restore")
+    steps: list[Callable[[], Any]] = [
+        partial(read_assets, then),
+        partial(then.tables.read, DATASETS),
+        partial(read_assets, catalog),
+        partial(refuse_running_adds, catalog, "restore"),
+        partial(refuse_running_deletion, catalog, "restore"),
+    ]
+    assets, rows, now, *_ = place.side_by_side(steps)
+    wanted = {r.zarr_group for r in datasets_from_table(rows)}
     gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
-    if gone:
-        catalog.tables.delete(DATASETS, in_list("uid", gone))
-    assets = read_assets(then)
-    for kind, records in assets.items():
-        if later := {one.uid for one in kind.read(catalog)} - {one.uid for one in records}:
-            kind.remove(catalog, later)
+    later = {kind: {one.uid for one in now[kind]} - {one.uid for one in records} for kind, records in assets.items()}
+    steps = [partial(kind.remove, catalog, uids) for kind, uids in later.items() if uids]
+    steps += [partial(catalog.tables.delete, DATASETS, in_list("uid", gone))] if gone else []
+    place.side_by_side(steps)
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     # The snapshot's table has the cells of adds that were under way, which have no record.
     if record.ignored:
         catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
-    rows = then.tables.read(DATASETS)
 
     def once() -> None:
-        catalog.tables.overwrite(DATASETS, rows.cast(DATASETS_SCHEMA), catalog.tables.version(DATASETS))
+        at = catalog.tables.version(DATASETS)
+        # By the version that the commit is based on: the rows may be of a dataset that is purged.
+        if purged(catalog) == earlier:
+            catalog.tables.overwrite(DATASETS, rows.cast(DATASETS_SCHEMA), at)
 
     def put_back(kind: AssetKind[Any], records: list[Any]) -> None:
         # Also when nothing changes, so that a process that is removing one of the datasets conflicts.
         kind.change(catalog, lambda _: records)
 
-    catalog.tables.retry(DATASETS, once)
-    for kind, records in assets.items():
-        if records or catalog.tables.has(kind.table):
-            put_back(kind, records)
-    _restore_cells_again(catalog, then, record)
-    restore_links(catalog, then)
-    restore_tables(catalog, then)
-    update_identity(catalog, registry_tables(catalog))
+    steps = [partial(restore_links, catalog, then), partial(restore_tables, catalog, then)]
+    steps.insert(0, partial(catalog.tables.retry, DATASETS, once))
+    place.side_by_side(steps)
+    if purged(catalog) != earlier:
+        return record
+    there = {kind: records for kind, records in assets.items() if records or catalog.tables.has(kind.table)}
+    place.side_by_side([partial(put_back, kind, records) for kind, records in there.items()])
+    steps = [partial(_restore_cells_again, catalog, then, record, {*rows.column("uid").to_pylist()})]
+    steps.append(partial(update_identity, catalog, registry_tables(catalog)))
+    place.side_by_side(steps)
     return record
 
 
-def _restore_cells_again(catalog: Catalog, then: Catalog, record: AtlasVersionRecord) -> None:
-    """Bring back what other processes took from the cells before the datasets, results and geometry had their records again.
+def _restore_cells_again(
+    catalog: Catalog, then: Catalog, record: AtlasVersionRecord, datasets: AbstractSet[str]
+) -> None:
+    """Bring back what other processes took from the cells of datasets before these, results and geometry had their records again.
 
     Raises
     ------
@@ -523,15 +554,17 @@ def _restore_cells_again(catalog: Catalog, then: Catalog, record: AtlasVersionRe
     # From here on, whoever removes cells, columns or pointers finds the records, or conflicts with this.
     catalog.tables.fence(CELLS)
     schema = catalog.tables.schema(CELLS)
-    datasets = {one.uid for one in read_records(then)}
     if asset_columns(catalog) <= {*schema.names}:
         inside = in_list("dataset_uid", sorted(datasets))
         # A column that is gone was dropped by a call that found the records again.
         pointers = {*geometry_columns(then.tables.schema(CELLS))} & {*schema.names}
         counted = [inside, *(all_of(inside, is_not_null(f"{name}.zarr_group")) for name in pointers)]
-        if all(catalog.tables.count(CELLS, where) >= then.tables.count(CELLS, where) for where in counted):
+        steps = [partial(view.tables.count, CELLS, where) for view in (catalog, then) for where in counted]
+        counts = catalog.location.side_by_side(steps)
+        if all(now >= before for now, before in zip(counts[: len(counted)], counts[len(counted) :], strict=True)):
             return
     refuse_running_adds(catalog, "restore")
+    catalog.tables.refresh([DATASETS])
     if {one.uid for one in read_records(catalog)} - datasets:
         raise ConflictError(
             f"Other processes added to {catalog.location.uri}, and removed datasets, results or geometry, during restore(); run it again."

@@ -9,16 +9,16 @@ from typing import TypeVar
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import lease_alive
+from raggedatlas.catalog.assets import alive_among
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
 from raggedatlas.catalog.inventory import inventory
-from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.errors import ConflictError, CorruptError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_given_name
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.bundle import SHARED
 from raggedatlas.store.manifests import FOLDER
-from raggedatlas.store.runtime import map_fetches
+from raggedatlas.store.runtime import map_fetches, map_groups
 from raggedatlas.store.tables import LISTING, Tables
 
 UID = re.compile(r"[0-9a-f]{16}")
@@ -247,25 +247,29 @@ def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
 
 def repair_tags(catalog: Catalog) -> list[str]:
     """Put every recorded snapshot's tag on the table versions that it names; return what cannot be repaired."""
-    tables, records = Tables(catalog.tables.location), list_versions(catalog)
+    # As they are now: a purge may have moved tags since the session began.
+    catalog.tables.refresh([VERSIONS])
+    tables, records = catalog.tables, list_versions(catalog)
     lost, moved = [], False
 
-    def known(table: str) -> dict[str, int]:
-        try:
-            return tables.tags(table)
-        except NotFoundError:
-            return {}
+    def wrong(record: AtlasVersionRecord) -> list[str]:
+        """Return the tables with another tag than the snapshot names, or a damaged one."""
 
-    names = sorted({name for record in records for name in record.table_versions})
-    for table, tags in for_tables(catalog, known, names).items():
-        for record in records:
-            version = record.table_versions.get(table)
-            if version is None or tags.get(record.tag) == version:
-                continue
+        def right(name: str) -> bool:
+            try:
+                return tables.tagged(name, record.tag) == record.table_versions[name]
+            except CorruptError:
+                return False
+
+        return [name for name, same in for_tables(catalog, right, [*record.table_versions]).items() if not same]
+
+    for record, names in zip(records, map_groups(wrong, records), strict=True):
+        for table in names:
             # Before the first tag moves, or a process that dies here leaves hashes of the old tag files.
             if not moved:
                 delete_manifest_log(catalog)
             moved = True
+            version = record.table_versions[table]
             try:
                 tables.tag(table, record.tag, version)
             except (NotFoundError, StoreError):
@@ -293,12 +297,14 @@ def refuse_running_adds(catalog: Catalog, action: str) -> None:
         Naming the datasets that are being added.
     """
     known = inventory(catalog).uids
-    # Groups as well as cells: an `add` has a group before it has cells.
-    fresh = dict.fromkeys(
-        [uid for uid in cells_per_dataset(catalog) if UID.fullmatch(uid)]
-        + [c for c in catalog.arrays.list_children() if UID.fullmatch(c) or SHARED.fullmatch(c)]
-    )
-    running = [uid for uid in fresh if uid not in known and lease_alive(catalog, uid)]
+    # An `add` has a group before it has cells.
+    fresh = [c for c in catalog.arrays.list_children() if (UID.fullmatch(c) or SHARED.fullmatch(c)) and c not in known]
+    running = sorted(alive_among(catalog, fresh))
+    if running:
+        # One may have ended, and not taken its lease away yet.
+        catalog.tables.refresh([LISTING, DATASETS, *asset_tables()])
+        known = inventory(catalog).uids
+        running = [uid for uid in running if uid not in known]
     if running:
         raise ConflictError(
             f"{action} is not done while an add or optimize() is under way in {catalog.location.uri} (datasets, results or bundles {running}), "

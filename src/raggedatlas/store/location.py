@@ -424,7 +424,8 @@ class Location:
         StoreError
             If the location is a whole bucket or drive, a symlink, or cannot be removed.
         """
-        freed = self.size()
+        objects = self.list_objects()
+        freed = sum(size for _, size, _ in objects)
         if self.is_local:
             path = self.checked_path()
             # `checked_path` looks only at parts that `child` added, so the location itself is checked here.
@@ -438,9 +439,8 @@ class Location:
         if not self.prefix:
             raise StoreError(f"{self.uri} is a whole bucket and is not removed; name a prefix below it.")
         with store_errors(f"remove {self.uri}"):
-            keys = [key for key, _, _ in self._objects()]
-            if keys:
-                obstore.delete(self.store(), keys)
+            if objects:
+                obstore.delete(self.store(), [key for key, _, _ in objects])
         return freed
 
     def read_bytes(self, key: str = "") -> bytes:

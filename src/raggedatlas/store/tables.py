@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, StoreError
+from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_name
 from raggedatlas.model.records import PurgeMark
 from raggedatlas.model.wings import asset_tables
@@ -51,6 +52,9 @@ CHANGED_AT = "_row_last_updated_at_version"
 """Column of the version that last wrote a row; compaction does not change it."""
 
 _ATTEMPTS = 40
+
+_MOVING = threading.Lock()
+"""Held while a session moves on to a version of a table."""
 
 _MARKED, PURGE_KEY = "atlas_versions", "raggedatlas.purging"
 """Table, and key of its metadata: the `PurgeMark` of an unfinished purge."""
@@ -216,18 +220,22 @@ class TableRows:
             if name == LISTING:
                 self._opened[LISTING] = self._list()
                 return 0
-            table = self.open_copy(name)
-            before = int(table.version)
+            known = self.open(name)
+            table, before = copy.copy(known), int(known.version)
             try:
                 with lance_errors(self.place(name)):
                     table.checkout_latest()  # type: ignore[no-untyped-call]
             except NotFoundError:
                 self.forget(name)
                 return -before
-            if int(table.version) != before:
-                self._cleared.discard(name)
-                self.keep(name, table)
-            return int(table.version) - before
+            now = int(table.version)
+            with _MOVING:
+                # Another thread may have committed, or have asked later, meanwhile.
+                held = self._opened.get(name, known)
+                if now != before and (held is known or int(held.version) < now):
+                    self._cleared.discard(name)
+                    self.keep(name, table)
+            return now - before
 
         moved = zip(known, map_fetches(newest, known), strict=True)
         return {name: n for name, n in moved if n}
@@ -748,13 +756,17 @@ class TableRows:
                 target, transaction, max_retries=0, storage_options=options, enable_stable_row_ids=True
             )
             self.keep(name, done)
-            self._committed[name, int(done.version)] = f"{read_version}-{transaction.uuid}"
+            self.note_transaction(name, done, transaction)
 
         try:
             self.attempt(name, once)
         except ConflictError:
             return self._is_done(name, transaction)
         return True
+
+    def note_transaction(self, name: str, done: "lance.LanceDataset", transaction: "lance.Transaction") -> None:
+        """Remember which transaction made a version, for `Tables.files`."""
+        self._committed[name, int(done.version)] = f"{transaction.read_version}-{transaction.uuid}"
 
     def _is_done(self, name: str, transaction: "lance.Transaction") -> bool:
         """Return whether a commit that reported a conflict was made: if a store loses the response, the retry conflicts with the first attempt."""
@@ -1010,24 +1022,47 @@ class Tables(TableRows):
         """Restore an old version, and return the version number of the restored one."""
 
         def once() -> int:
-            self.open_to_change(name, version).restore()  # type: ignore[no-untyped-call]
-            self.forget(name)
-            return self.version(name)
+            # Lance bases this commit on the newest version, with which no commit of a purge conflicts: its mark is looked for now.
+            self._cleared.discard(name)
+            table = self.open_to_change(name, version)
+            table.restore()  # type: ignore[no-untyped-call]
+            self.keep(name, table)
+            return int(table.version)
 
         return self.retry(name, once)
 
     def tags(self, name: str) -> dict[str, int]:
-        """List a table's tags with the versions they keep."""
+        """List a table's tags with the versions they keep; Lance takes two requests for each."""
+        names = self.tag_names(name)
+        kept = (
+            [self.tagged(name, tag) for tag in names]
+            if self.location.is_local
+            else map_fetches(partial(self.tagged, name), names)
+        )
+        return {tag: version for tag, version in zip(names, kept, strict=True) if version is not None}
 
-        def once() -> dict[str, int]:
-            try:
-                return {tag: int(entry["version"]) for tag, entry in self.open(name).tags.list().items()}
-            except (OSError, ValueError) as error:
-                if lance_kind(error) != "missing":
-                    raise
-                raise ConflictError(f"A tag of {self.place(name)} was removed while they were listed.") from error
+    def tagged(self, name: str, tag: str) -> int | None:
+        """Return the version that a tag keeps; None if it is not there.
 
-        return self.retry(name, once)
+        Raises
+        ------
+        CorruptError
+            If it is damaged.
+        """
+        path = self.tag_file(tag)
+        try:
+            return int(json.loads(self.location.child(f"{name}.lance").read_bytes(path))["version"])
+        except NotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptError(
+                f"The tag {self.place(name)}/{path} is damaged: {error}. Put it back from a copy."
+            ) from error
+
+    def tag_names(self, name: str) -> list[str]:
+        """List a table's tags by one request, without the versions they keep."""
+        folder = self.location.child(f"{name}.lance", "_refs", "tags")
+        return sorted(key.removesuffix(".json") for key, _, _ in folder.list_objects())
 
     def files(self, name: str, version: int) -> list[str]:
         """List the files that a version of a table consists of: paths below the table, sorted.

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
     AssetKind,
+    alive_among,
     array_columns,
     asset_columns,
-    lease_alive,
     read_records,
     read_specs,
 )
@@ -32,6 +32,7 @@ from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.sql import all_of, equals, is_not_null
+from raggedatlas.store.tables import LISTING
 
 _BLOCK_BYTES = 2**24
 
@@ -121,9 +122,13 @@ class ResultKind(AssetKind[ResultRecord]):
     def repair(self, catalog: Catalog, grace: timedelta) -> list[str]:
         """Drop cell columns of results that never became visible or were dropped, and that no process is writing. The table is read last."""
         marked = result_columns(catalog.tables.schema(CELLS))
-        idle = {column: uid for column, (uid, _) in marked.items() if not lease_alive(catalog, uid, grace)}
-        registered = {record.uid for record in self.read(catalog)} if idle else set()
-        stray = [column for column, uid in idle.items() if uid not in registered]
+        registered = {record.uid for record in self.read(catalog)}
+        fresh = {column: uid for column, (uid, _) in marked.items() if uid not in registered}
+        alive = alive_among(catalog, [*fresh.values()], grace)
+        if fresh:
+            catalog.tables.refresh([LISTING, self.table])
+            registered = {record.uid for record in self.read(catalog)}
+        stray = [column for column, uid in fresh.items() if uid not in {*alive, *registered}]
         if not stray:
             return []
         catalog.tables.drop_columns(CELLS, stray, partial(asset_columns, catalog))

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import (
     GRACE,
     AssetKind,
+    alive_among,
     asset_columns,
     dropped,
     find_dataset,
-    lease_alive,
     read_records,
     without_record,
 )
@@ -230,10 +230,12 @@ class GeometryKind(AssetKind[GeometryRecord]):
 
     def repair(self, catalog: Catalog, grace: timedelta) -> list[str]:
         """Remove datasets that are gone and not being added from the table, and pointers that nothing follows. Datasets are read last."""
-        idle = [store for store in self.read(catalog) if not lease_alive(catalog, store.uid, grace)]
         datasets = {record.uid for record in read_records(catalog)}
+        stores = [store for store in self.read(catalog) if store.cells_of.keys() - datasets]
+        alive = alive_among(catalog, [store.uid for store in stores], grace)
+        gone = {uid for store in stores if store.uid not in alive for uid in store.cells_of}
         notes = []
-        if n := self._forget(catalog, {uid for store in idle for uid in store.cells_of} - datasets):
+        if n := self._forget(catalog, gone - datasets):
             notes.append(f"{n:,} geometry stores named datasets that are gone")
         if n := clear_orphaned_pointers(catalog, grace):
             notes.append(f"removed {n:,} pointers to unregistered shapes")
@@ -312,9 +314,10 @@ def rows_of_stores(
 def groups_in_use(catalog: Catalog, groups: Iterable[str], grace: timedelta = GRACE) -> set[str]:
     """Return the groups that are registered or being written. The registry is read last."""
     candidates = set(groups)
-    alive = {group for group in candidates if lease_alive(catalog, group.split("/")[0], grace)}
+    alive = alive_among(catalog, sorted({group.split("/")[0] for group in candidates}), grace)
     catalog.tables.refresh([LISTING, GEOMETRY.table])
-    return alive | (candidates & {record.zarr_group for record in GEOMETRY.read(catalog)})
+    registered = {record.zarr_group for record in GEOMETRY.read(catalog)}
+    return {group for group in candidates if group in registered or group.split("/")[0] in alive}
 
 
 def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
@@ -336,7 +339,7 @@ def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
     # An `add` creates the column of its pointers before it fills it; its lease is older than the column.
     known = inventory(catalog).uids if idle else set()
     fresh = [name for name in catalog.arrays.list_children() if UID.fullmatch(name)] if idle else []
-    if idle and not any(lease_alive(catalog, uid, grace) for uid in fresh if uid not in known):
+    if idle and not alive_among(catalog, [uid for uid in fresh if uid not in known], grace):
         catalog.tables.drop_columns(CELLS, idle, partial(asset_columns, catalog))
     return n_cleared
 

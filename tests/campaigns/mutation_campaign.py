@@ -199,13 +199,17 @@ def _catalog(path: Path) -> Any:
 
 def _rename_versions(catalog: Any, table: str) -> None:
     """Have the newest snapshot name the newest version of a table."""
-    from raggedatlas.catalog.integrity import write_manifest
+    from raggedatlas.catalog.integrity import last_manifest, write_manifest
     from raggedatlas.catalog.versions import change_versions, list_versions
 
-    last = list_versions(catalog)[-1]
+    records = list_versions(catalog)
+    last = records[-1]
     versions = {**last.table_versions, table: catalog.tables.version(table)}
     changed = last.model_copy(
-        update={"table_versions": versions, "manifest": write_manifest(catalog, versions)}
+        update={
+            "table_versions": versions,
+            "manifest": write_manifest(catalog, versions, *last_manifest(catalog, records)),
+        }
     ).sealed()
     change_versions(catalog, lambda old: [*old[:-1], changed])
 

@@ -19,10 +19,20 @@ from raggedatlas.store.tables import Tables
 _ATTEMPTS = 5
 
 
+def last_manifest(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> tuple[Mapping[str, int], Files]:
+    """Return the table versions of the newest of some snapshots with a readable manifest, and the entries of that."""
+    for record in reversed(records):
+        # `check_files` reports a damaged one; here it only means that files are hashed again.
+        with contextlib.suppress(CorruptError, NotFoundError):
+            return record.table_versions, read_manifest(catalog, record.manifest)
+    return {}, {}
+
+
 def write_manifest(
     catalog: Catalog,
     versions: Mapping[str, int],
-    records: Sequence[AtlasVersionRecord] | None = None,
+    before: Mapping[str, int],
+    known: Files,
     hashed: dict[str, FileEntry] | None = None,
 ) -> str:
     """Write the manifest of some table versions, and return its SHA-256, which is also its name.
@@ -36,22 +46,14 @@ def write_manifest(
         At the tip or pinned.
     versions : mapping of str to int
         Table -> version, each held by a tag.
-    records : sequence of AtlasVersionRecord or None
-        The snapshots; None reads them.
+    before, known : mapping of str to int, Files
+        What `last_manifest` returned.
     hashed : dict of str to FileEntry, or None
         Files that were hashed for other manifests; gets those that are hashed now.
     """
     tables = catalog.newest_tables()
     hashed = {} if hashed is None else hashed
-    # The newest snapshot with a readable manifest, and its entries.
-    last: AtlasVersionRecord | None = None
-    known: Files = {}
-    for record in reversed(list_versions(catalog) if records is None else records):
-        # `check_files` reports a damaged one; here it only means that files are hashed again.
-        with contextlib.suppress(CorruptError, NotFoundError):
-            last, known = record, read_manifest(catalog, record.manifest)
-            break
-    same = {name for name, version in versions.items() if last is not None and last.table_versions.get(name) == version}
+    same = {name for name, version in versions.items() if before.get(name) == version}
     listed = _list_files(tables, {name: version for name, version in versions.items() if name not in same})
     paths = {path for path in known if path.partition(".lance/")[0] in same} | listed
     hashed |= _hash_files(tables.location, sorted(paths - known.keys() - hashed.keys()))

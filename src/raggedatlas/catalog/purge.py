@@ -22,7 +22,7 @@ from raggedatlas.catalog.bundles import leave_out
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
-from raggedatlas.catalog.integrity import seal_versions, write_manifest
+from raggedatlas.catalog.integrity import last_manifest, seal_versions, write_manifest
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.optimization import WORTH_INDEXING, index_table
 from raggedatlas.catalog.versions import (
@@ -264,7 +264,7 @@ def _without_dataset(
     return record.model_copy(
         update={
             "table_versions": versions,
-            "manifest": write_manifest(catalog, versions, [record], hashed),
+            "manifest": write_manifest(catalog, versions, *last_manifest(catalog, [record]), hashed),
             "n_cells": record.n_cells - (found[CELLS].n_rows if listed else 0),
             "n_datasets": record.n_datasets - listed,
             "ignored": [other for other in record.ignored if other != rewriter.uid],

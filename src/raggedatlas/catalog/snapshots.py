@@ -32,7 +32,7 @@ from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.identity import restore_links, update_identity
-from raggedatlas.catalog.integrity import recorded_hashes, seal_versions, write_manifest
+from raggedatlas.catalog.integrity import last_manifest, recorded_hashes, seal_versions, write_manifest
 from raggedatlas.catalog.optimization import WORTH_INDEXING, update_tables
 from raggedatlas.catalog.versions import (
     change_versions,
@@ -303,25 +303,27 @@ def _snapshot(held: Catalog, label: str | None) -> tuple[AtlasVersionRecord, boo
             making = submit(partial(_make_tags, held), last)
             record, records = _record(held, draft, beside=last)
             tags = making.result()
-            return record, _seal(held, record, records, tags, partial(_tag, held, record, record.tag, tags))
-    _, changed = update_tables(held, WORTH_INDEXING)
-    pinned, draft, before, tag, tags = _hold(held, records, as_held=not {DATASETS, *asset_tables()} & {*changed})
-    names = [*draft.table_versions]
-    try:
-        found: list[ContentCheck] = []
-        manifests: list[str] = []
-        held.location.side_by_side(
-            [
-                lambda: found.append(_check(pinned, before)),
-                lambda: manifests.append(write_manifest(held, draft.table_versions, records)),
-            ]
-        )
-    except AtlasError:
-        untag_everywhere(held, tag, names)
-        raise
-    checked = found[0]
+            return record, _seal(held, record, records, tags)
+    # Files are checked as they are, and not as a session may remember them.
+    fresh = held.with_tables(held.tables.hold())
+    steps: list[Callable[[], Any]] = [
+        partial(update_tables, held, WORTH_INDEXING), partial(_last_readable, fresh, records), partial(last_manifest, held, records),
+    ]  # fmt: skip
+    (_, changed), before, known = held.location.side_by_side(steps)
+
+    def check(pinned: Catalog, draft: AtlasVersionRecord) -> list[Any] | AtlasError:
+        steps: list[Callable[[], Any]] = [
+            partial(_check, pinned, before), partial(write_manifest, held, draft.table_versions, *known),
+        ]  # fmt: skip
+        try:
+            return held.location.side_by_side(steps)
+        except AtlasError as error:
+            return error
+
+    draft, tag, tags, found = _hold(held, fresh, check, as_held=not {DATASETS, *asset_tables()} & {*changed})
+    names, (checked, manifest) = [*draft.table_versions], found
     counts = {"n_cells": checked.n_cells, "n_datasets": checked.n_datasets, "ignored": checked.ignored}
-    draft = draft.model_copy(update={"label": label, "created_at": utc_now(), "manifest": manifests[0], **counts})
+    draft = draft.model_copy(update={"label": label, "created_at": utc_now(), "manifest": manifest, **counts})
     try:
         record, records = _record(held, draft)
     # Nothing was recorded. After other errors it may have been, and the provisional tag keeps its versions.
@@ -329,16 +331,11 @@ def _snapshot(held: Catalog, label: str | None) -> tuple[AtlasVersionRecord, boo
         untag_everywhere(held, tag, names)
         raise
 
-    # The final tags before the provisional ones are removed: the versions are never without a tag.
-    def move_tags() -> None:
-        _tag(held, record, record.tag, tags)
-        untag_everywhere(held, tag, names)
-
     def count_old(watched: Sequence[str]) -> dict[str, int]:
         return for_tables(held, lambda name: count_old_versions(held.tables, name, KEEP), watched)
 
     counting = submit(count_old, [*changed, VERSIONS])
-    listed = _seal(held, record, records, tags, move_tags)
+    listed = _seal(held, record, records, tags, tag)
     # Remove the table versions that are older than those of readers of the tip, if there are any.
     n_old = counting.result()
     kept = {name: len({record.table_versions.get(name) for record in records}) for name in n_old}
@@ -365,16 +362,24 @@ def _seal(
     record: AtlasVersionRecord,
     records: Sequence[AtlasVersionRecord],
     tags: Mapping[str, bytes],
-    tag: Callable[[], None],
+    provisional: str = "",
 ) -> bool:
     """Tag a snapshot, record the hashes of the list of snapshots and of its tags, and return whether it is in the list."""
     path = catalog.tables.tag_file(record.tag)
     written = {f"{name}.lance/{path}": data for name, data in tags.items()}
-    tagged = submit(lambda step: step(), tag)
+    tagged = submit(partial(_tag, catalog, record, record.tag), tags)
+
+    def untag(tag: str) -> None:
+        # The final tags are there before the provisional ones are removed: the versions are never without a tag.
+        tagged.result()
+        if tag:
+            untag_everywhere(catalog, tag, [*tags])
+
+    untagged = submit(untag, provisional)
     try:
         return record in seal_versions(catalog, written, records, before=tagged.result)
     finally:
-        tagged.result()
+        untagged.result()
 
 
 def _last_readable(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> Catalog | None:
@@ -692,31 +697,35 @@ def _report_dropped(records: Sequence[AtlasVersionRecord], *, dry_run: bool = Fa
 
 
 def _hold(
-    held: Catalog, records: Sequence[AtlasVersionRecord], *, as_held: bool
-) -> tuple[Catalog, AtlasVersionRecord, Catalog | None, str, dict[str, bytes]]:
-    """Choose table versions and tag them provisionally; repeat if datasets vanish or a concurrent clean-up removes a version.
+    held: Catalog,
+    fresh: Catalog,
+    check: Callable[[Catalog, AtlasVersionRecord], list[Any] | AtlasError],
+    *,
+    as_held: bool,
+) -> tuple[AtlasVersionRecord, str, dict[str, bytes], list[Any]]:
+    """Choose table versions, tag them provisionally and check them; repeat if datasets vanish or a concurrent clean-up removes a version.
 
     Parameters
     ----------
     held : Catalog
         The session.
-    records : sequence of AtlasVersionRecord
-        The snapshots.
+    fresh : Catalog
+        A session of which nothing is known yet, in which the versions are opened.
+    check : callable
+        Gets the chosen versions, whose tables are open, and returns what it found, or an error, which counts unless a dataset has vanished.
     as_held : bool
         Whether the versions that are held belong together: nothing was committed to the records, so they are from before all other tables.
 
     Returns
     -------
-    pinned : Catalog
-        The chosen versions; their tables are open.
     draft : AtlasVersionRecord
-        They as a record.
-    before : Catalog or None
-        The last snapshot that can be read.
+        The chosen versions.
     tag : str
         The provisional tag.
     tags : dict of str to bytes
         Table -> file of the tag.
+    found : list
+        What `check` found.
     """
     refuse_unknown_assets(held, "snapshot()")
     for attempt in range(_ATTEMPTS):
@@ -732,28 +741,30 @@ def _hold(
         # By the time in it, `gc` recognizes the tag of a process that died.
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         names = [*draft.table_versions]
-        # Files are checked as they are, and not as a session may remember them.
-        fresh = held.with_tables(held.tables.hold())
         pinned = fresh.at(draft)
+        there, found = False, list[Any]()
+        steps: list[Callable[[], Any]] = [
+            partial(_tag_provisionally, held, draft, tag),
+            partial(pinned.tables.open_all, names),
+        ]
         try:
-            made: list[Any] = held.location.side_by_side(
-                [
-                    partial(_tag_provisionally, held, draft, tag),
-                    partial(pinned.tables.open_all, names),
-                    partial(_last_readable, fresh, records),
-                ]
-            )
+            tags, _ = held.location.side_by_side(steps)
             # An `add` may have committed values below an annotation.
             if incomplete_columns(held.at(draft)):
                 complete_annotations(held)
-            elif versions_exist(held, draft):
-                return pinned, draft, made[2], tag, made[0]
+            else:
+                steps = [partial(versions_exist, held, draft), partial(check, pinned, draft)]
+                there, found = held.location.side_by_side(steps)
         except NotFoundError:
             pass
         except StoreError:
             untag_everywhere(held, tag, names)
             raise
+        if there and not isinstance(found, AtlasError):
+            return draft, tag, tags, found
         untag_everywhere(held, tag, names)
+        if there:
+            raise found
     raise ConflictError(
         f"Datasets of {held.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."
     )

@@ -65,6 +65,9 @@ LISTING = ""
 _GROUPS = re.compile(r"\b(?:dataset|layout)_uid\b")
 """Indexed columns of which many rows share a value; the other ones are unique ids, of which filters name a few."""
 
+_TRANSACTION = re.compile(rb"b.(\d+-[0-9a-f-]{36}\.txn)", re.DOTALL)
+"""Field of a manifest, which a table has in its state: the file of the transaction that made the version."""
+
 _SHORT = 500
 """Characters of the row ids of a fragment without holes, with room for some ranges."""
 
@@ -138,14 +141,12 @@ class TableRows:
     purges: bool = False
     latest: Latest = field(default_factory=Latest, repr=False, compare=False)
     _cleared: set[str] = field(default_factory=set, repr=False, compare=False)
-    # Table and version -> transaction that made it, of commits through this object.
-    _committed: dict[tuple[str, int], str] = field(default_factory=dict, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave open handles behind when pickled."""
         return {
             "location": self.location, "pinned": self.pinned, "session": None, "_opened": {}, "compared_with": self.compared_with,
-            "purges": self.purges, "latest": Latest(), "_cleared": set(), "_committed": {},
+            "purges": self.purges, "latest": Latest(), "_cleared": set(),
         }  # fmt: skip
 
     def hold(self) -> Self:
@@ -756,17 +757,12 @@ class TableRows:
                 target, transaction, max_retries=0, storage_options=options, enable_stable_row_ids=True
             )
             self.keep(name, done)
-            self.note_transaction(name, done, transaction)
 
         try:
             self.attempt(name, once)
         except ConflictError:
             return self._is_done(name, transaction)
         return True
-
-    def note_transaction(self, name: str, done: "lance.LanceDataset", transaction: "lance.Transaction") -> None:
-        """Remember which transaction made a version, for `Tables.files`."""
-        self._committed[name, int(done.version)] = f"{transaction.read_version}-{transaction.uuid}"
 
     def _is_done(self, name: str, transaction: "lance.Transaction") -> bool:
         """Return whether a commit that reported a conflict was made: if a store loses the response, the retry conflicts with the first attempt."""
@@ -1079,16 +1075,16 @@ class Tables(TableRows):
             if table.describe_indices():
                 rows = table.tracked_files(min_version=version).read_all().to_pylist()
                 return sorted({row["path"] for row in rows if row["version"] == version})
-            # `tracked_files` reads the manifests of all later versions too, and `read_transaction` the manifest and the transaction.
-            transaction = self._committed.get((name, version), "")
-            if not transaction:
+            # `tracked_files` reads the manifests of all later versions too, and `read_transaction` two files of which the manifest names the other.
+            named = {match.decode() for match in _TRANSACTION.findall(table.__getstate__()[3])}  # type: ignore[no-untyped-call]
+            if len(named) != 1:
                 written = table.read_transaction(version)
-                transaction = f"{written.read_version}-{written.uuid}" if written is not None else ""
+                named = {f"{written.read_version}-{written.uuid}.txn"} if written is not None else set()
             fragments = [(one.fragment_id, one.metadata) for one in table.get_fragments()]
         found = {manifest_path(version)}
         found |= {f"data/{file.path}" for _, facts in fragments for file in facts.files}
         found |= {facts.deletion_file.path(number) for number, facts in fragments if facts.deletion_file is not None}
-        found |= {f"_transactions/{transaction}.txn"} if transaction else set()
+        found |= {f"_transactions/{file}" for file in named}
         return sorted(found)
 
     @staticmethod

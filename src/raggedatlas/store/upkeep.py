@@ -370,12 +370,11 @@ class RowRemoval:
             fresh = [f for key, f in wanted.items() if key in gone or key not in there]
             if wanted.keys() != there.keys():
                 group = lance.LanceOperation.RewriteGroup([*gone.values()], fresh)
-                transaction = lance.Transaction(newest.version, lance.LanceOperation.Rewrite([group], []))
                 done = lance.LanceDataset.commit(
-                    newest, transaction, max_retries=0, storage_options=self.tables.location.lance_options()
-                )
+                    newest, lance.LanceOperation.Rewrite([group], []), read_version=newest.version, max_retries=0,
+                    storage_options=self.tables.location.lance_options(),
+                )  # fmt: skip
                 self._note(done, int(newest.version) + 1)
-                self.tables.note_transaction(self.name, done, transaction)
                 newest = done
             if not self._unread.isdisjoint(wanted):
                 self._written |= {_identity(f.metadata): f for f in newest.get_fragments()}

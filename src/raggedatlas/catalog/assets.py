@@ -753,6 +753,19 @@ def purged(catalog: Catalog) -> dict[str, str]:
     return dict(read_json(dict[str, str], text, DATASETS, "table metadata", PURGED_KEY))
 
 
+def was_purged(catalog: Catalog, earlier: Mapping[str, str], action: str) -> bool:
+    """Return whether a purge has begun and ended since the log was as `earlier`, so that what a session has read may be deleted.
+
+    Raises
+    ------
+    ConflictError
+        If a purge is unfinished.
+    """
+    catalog.refuse_unfinished_purge(action)
+    catalog.tables.refresh([DATASETS])
+    return purged(catalog) != earlier
+
+
 def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
     """Return the array descriptions of a record: path below the group -> spec.
 

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from raggedatlas.catalog.assets import GRACE, Commit, commit_records, find_dataset
+from raggedatlas.catalog.assets import GRACE, Commit, commit_records, find_dataset, purged, was_purged
 from raggedatlas.catalog.catalog import DATASETS, IDENTITY, Catalog
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.identity import update_identity
@@ -10,7 +10,7 @@ from raggedatlas.catalog.integrity import seal_versions
 from raggedatlas.catalog.inventory import inventory, shared_folders
 from raggedatlas.catalog.purge import resume_purge
 from raggedatlas.catalog.versions import registry_tables
-from raggedatlas.errors import DuplicateError
+from raggedatlas.errors import AtlasError, DuplicateError
 from raggedatlas.model.ids import check_given_name, check_license
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import MaintenanceReport
@@ -83,10 +83,16 @@ def gc(
     MaintenanceReport
         Groups that were or would be freed, with their bytes.
     """
-    catalog = catalog.session("gc", anew=True)
-    report = Sweep(catalog, "dry run" if dry_run else "gc", grace, keep).run()
-    if not dry_run:
-        seal_versions(catalog)
+    held = catalog.session("gc", anew=True)
+    earlier = purged(held)
+    try:
+        report = Sweep(held, "dry run" if dry_run else "gc", grace, keep).run()
+        if not dry_run:
+            seal_versions(held)
+    except AtlasError:
+        if not was_purged(held, earlier, "gc"):
+            raise
+        return gc(catalog, dry_run=dry_run, grace=grace, keep=keep)
     return report
 
 
@@ -99,14 +105,20 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
         Removed cells without a record and removed unreferenced groups. Notes name datasets whose arrays are missing: they
         cannot be repaired, only restored from a copy or dropped.
     """
-    catalog = catalog.session("repair", anew=True, purges=True)
+    held = catalog.session("repair", anew=True, purges=True)
     # First, because all other writes are refused until the purge is finished.
-    sweep = Sweep(catalog, "repair", grace, notes=[f"finished the purge of {uid}" for uid in resume_purge(catalog)])
-    sweep.run()
-    sweep.notes += _missing(catalog)
-    if catalog.tables.has(IDENTITY) and update_identity(catalog, registry_tables(catalog)):
-        sweep.notes.append("feature identities: recomputed")
-    seal_versions(catalog)
+    sweep = Sweep(held, "repair", grace, notes=[f"finished the purge of {uid}" for uid in resume_purge(held)])
+    earlier = purged(held)
+    try:
+        sweep.run()
+        sweep.notes += _missing(held)
+        if held.tables.has(IDENTITY) and update_identity(held, registry_tables(held)):
+            sweep.notes.append("feature identities: recomputed")
+        seal_versions(held)
+    except AtlasError:
+        if not was_purged(held, earlier, "repair"):
+            raise
+        return repair(catalog, grace)
     return sweep.report()
 
 

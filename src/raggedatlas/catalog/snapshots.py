@@ -24,6 +24,7 @@ from raggedatlas.catalog.assets import (
     read_assets,
     read_records,
     refuse_unknown_assets,
+    was_purged,
 )
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, open_held
 from raggedatlas.catalog.cells import complete_annotations, in_datasets, incomplete_columns, read_annotations
@@ -273,22 +274,21 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     held = catalog.session("snapshot")
     earlier = purged(held)
     try:
-        record, listed = _snapshot(held, label)
+        record, listed = _snapshot(held, label, earlier)
         # Lance writes an overwrite as the version after the one that was read and does not check that it is the newest. If a complete purge has
         # run since and deleted that version, the record is in an old version that nobody reads. Another process may also have dropped it.
-        if listed or purged(catalog.tip()) == earlier:
+        if listed or not was_purged(held, earlier, "snapshot()"):
             return record
     except AtlasError:
         # What it was reading may be in the midst of being rewritten.
-        catalog.refuse_unfinished_purge("snapshot()")
-        if purged(catalog.tip()) == earlier:
+        if not was_purged(held, earlier, "snapshot()"):
             raise
     # A purge has begun and ended meanwhile.
     return snapshot(catalog, label)
 
 
-def _snapshot(held: Catalog, label: str | None) -> tuple[AtlasVersionRecord, bool]:
-    """Take a snapshot, unless a purge comes between, and return whether it is in the list then."""
+def _snapshot(held: Catalog, label: str | None, earlier: Mapping[str, str]) -> tuple[AtlasVersionRecord, bool]:
+    """Take a snapshot, unless a purge comes between (the `earlier` datasets had been purged before), and return whether it is in the list then."""
     records = list_versions(held)
     # To refuse early; `_record` checks again in the commit, since another snapshot may take the label meanwhile.
     _refuse_taken(records, label, held)
@@ -301,7 +301,7 @@ def _snapshot(held: Catalog, label: str | None) -> tuple[AtlasVersionRecord, boo
         with contextlib.suppress(NotFoundError):
             # The content of the tags does not depend on the record, so both are made at the same time.
             making = submit(partial(_make_tags, held), last)
-            record, records = _record(held, draft, beside=last)
+            record, records = _record(held, draft, earlier, beside=last)
             tags = making.result()
             return record, _seal(held, record, records, tags)
     # Files are checked as they are, and not as a session may remember them.
@@ -325,7 +325,7 @@ def _snapshot(held: Catalog, label: str | None) -> tuple[AtlasVersionRecord, boo
     counts = {"n_cells": checked.n_cells, "n_datasets": checked.n_datasets, "ignored": checked.ignored}
     draft = draft.model_copy(update={"label": label, "created_at": utc_now(), "manifest": manifest, **counts})
     try:
-        record, records = _record(held, draft)
+        record, records = _record(held, draft, earlier)
     # Nothing was recorded. After other errors it may have been, and the provisional tag keeps its versions.
     except (DuplicateError, ConflictError):
         untag_everywhere(held, tag, names)
@@ -490,9 +490,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
             return record
     except AtlasError:
         # What it was reading may be in the midst of being rewritten.
-        held.refuse_unfinished_purge("restore")
-        held.tables.refresh([DATASETS])
-        if purged(held) == earlier:
+        if not was_purged(held, earlier, "restore"):
             raise
     # A purge has begun and ended meanwhile.
     return restore(catalog, version)
@@ -785,7 +783,7 @@ def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog:
 
 
 def _record(
-    catalog: Catalog, draft: AtlasVersionRecord, beside: AtlasVersionRecord | None = None
+    catalog: Catalog, draft: AtlasVersionRecord, earlier: Mapping[str, str], beside: AtlasVersionRecord | None = None
 ) -> tuple[AtlasVersionRecord, list[AtlasVersionRecord]]:
     """Append a snapshot under the next free number, and return it and all; one that was recorded although its commit seemed to fail is used.
 
@@ -809,6 +807,10 @@ def _record(
         mark = catalog.tables.known_purge()
         if mark is not None:
             raise mark.refusal("snapshot()", catalog.location.uri)
+        # One that has ended since the last attempt has logged that before it took its mark away, and has deleted versions that are not in the list.
+        catalog.tables.refresh([DATASETS] if tried else [])
+        if purged(catalog) != earlier:
+            raise ConflictError(f"A dataset of {catalog.location.uri} was purged during snapshot(); run it again.")
         number = max((record.version for record in old), default=0) + 1
         tried.append(draft.model_copy(update={"version": number}).sealed())
         # The new row has the highest number, so rows that only reserved one can go.

@@ -796,6 +796,10 @@ class TableRows:
                 self.refresh()
                 self._refuse_purge(name)
                 time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
+            except (NotFoundError, StoreError):
+                # A purge has deleted files of versions that a session holds.
+                if not self.refresh():
+                    raise
         raise ConflictError(
             f"Other writers kept changing table {name!r} of {self.location.uri} while this call tried {_ATTEMPTS} times; "
             "nothing of it is visible. Run it again."

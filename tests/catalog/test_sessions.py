@@ -1,13 +1,16 @@
 """Calls that write go on with the tables of the last call: they see what others did since, whatever it was."""
 
+import itertools
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import raggedatlas as ra
 from raggedatlas.errors import DuplicateError
+from raggedatlas.store.tables import Tables
 from support.atlases import GENES, small_anndata
 
 
@@ -76,3 +79,24 @@ def test_threads_share_an_atlas(tmp_path: Path) -> None:
         for done in [pool.submit(add, atlas, seed, f"d{seed}") for seed in range(8)]:
             done.result()
     assert sorted(names(atlas)) == [f"d{seed}" for seed in range(8)]
+
+
+@pytest.mark.parametrize("commit", [0, 1, 2])
+def test_a_purge_in_the_midst_of_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: int) -> None:
+    """What another process purges between two commits of a call stays away: the call is made again."""
+    atlas = ra.RaggedAtlas.create(tmp_path / "a")
+    for seed in range(3):
+        add(atlas, seed, f"d{seed}")
+    atlas.snapshot()
+    atlas.drop_dataset("d0")
+    made, counted = Tables.attempt, itertools.count()
+
+    def attempt(tables: Tables, *words: Any) -> Any:
+        if next(counted) == commit:
+            ra.RaggedAtlas.open(atlas.uri).purge("d1")
+        return made(tables, *words)
+
+    monkeypatch.setattr(Tables, "attempt", attempt)
+    atlas.restore(1)
+    assert next(counted) > commit
+    assert names(atlas) == ["d0", "d2"]

@@ -39,6 +39,7 @@ def test_either_order_explains_what_is_left(tmp_path: Path) -> None:
     [
         ("drop_dataset", "restore"),
         ("delete_cells", "drop_dataset"),
+        *(pytest.param((name, "purge"), marks=pytest.mark.nightly) for name in ("restore", "repair", "gc", "delete_cells")),
         *(pytest.param(("restore", name), marks=pytest.mark.nightly) for name in ("drop_dataset", "drop_geometry", "repair")),
         *(pytest.param((name, "restore"), marks=pytest.mark.nightly) for name in ("drop_geometry", "repair", "purge")),
     ],

@@ -243,12 +243,15 @@ def test_writes_make_few_requests(remote: Remote, three: Path, latency: float) -
         "drop_snapshot": lambda: atlas.drop_snapshot(1),
         "optimize": atlas.optimize,
         "gc": lambda: atlas.gc(dry_run=False),
+        "repair": atlas.repair,
+        "restore": lambda: atlas.restore(2),
+        "purge": lambda: atlas.purge("d1"),
     }
     found |= {name: waits(remote, call, latency) for name, call in calls.items()}
     bounds = {
         "create": (13, 30), "add": (21, 60), "add again": (17, 45), "list": (50, 240), "annotate": (15, 45), "delete": (15, 40), "rename": (9, 25), "drop": (15, 30),
-        "snapshot": (30, 180), "unchanged": (7, 30), "register_space": (6, 25), "link": (20, 40), "unlink": (18, 35), "load": (25, 45), "add_csc": (30, 50),
-        "drop_snapshot": (12, 35), "optimize": (100, 450), "gc": (130, 450),
+        "snapshot": (27, 175), "unchanged": (7, 30), "register_space": (6, 25), "link": (20, 40), "unlink": (18, 35), "load": (25, 45), "add_csc": (30, 50),
+        "drop_snapshot": (11, 30), "optimize": (92, 400), "gc": (42, 330), "repair": (24, 90), "restore": (30, 80), "purge": (110, 480),
     }  # fmt: skip
     if not latency:
         # What is under way at once is chance.

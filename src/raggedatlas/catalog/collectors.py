@@ -245,7 +245,8 @@ def free_folders(sweep: Sweep) -> None:
     """
     catalog = sweep.catalog
     # Bundles that datasets share have leases, too, from before they are written until records name them.
-    before = inventory(catalog).uids | shared_folders(record.facts for record in read_records(catalog))
+    there = inventory(catalog)
+    before = there.uids | there.folders
     named = (name for name in catalog.arrays.list_children() if UID.fullmatch(name) or SHARED.fullmatch(name))
     unknown = [name for name in named if name not in before]
     alive = alive_among(catalog, unknown, sweep.grace)

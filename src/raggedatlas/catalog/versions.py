@@ -296,15 +296,16 @@ def refuse_running_adds(catalog: Catalog, action: str) -> None:
     ConflictError
         Naming the datasets that are being added.
     """
-    known = inventory(catalog).uids
+    there = inventory(catalog)
+    known = there.uids | there.folders
     # An `add` has a group before it has cells.
     fresh = [c for c in catalog.arrays.list_children() if (UID.fullmatch(c) or SHARED.fullmatch(c)) and c not in known]
     running = sorted(alive_among(catalog, fresh))
     if running:
         # One may have ended, and not taken its lease away yet.
         catalog.tables.refresh([LISTING, DATASETS, *asset_tables()])
-        known = inventory(catalog).uids
-        running = [uid for uid in running if uid not in known]
+        there = inventory(catalog)
+        running = [uid for uid in running if uid not in there.uids | there.folders]
     if running:
         raise ConflictError(
             f"{action} is not done while an add or optimize() is under way in {catalog.location.uri} (datasets, results or bundles {running}), "

@@ -218,6 +218,22 @@ def test_a_snapshot_that_is_dropped_meanwhile(two: Two, tmp_path: Path) -> None:
     assert_equal(catalog, target)
 
 
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_dataset_that_is_purged_meanwhile(two: Two, tmp_path: Path, when: int) -> None:
+    """The call says so, before or after the arrays were copied, and the same call then copies what is left."""
+    catalog, target = two[0], Location(tmp_path / "mirror")
+    snapshots.snapshot(catalog)
+
+    def take(step: str, done: int, total: int) -> None:
+        if step == "arrays" and done == when * total:
+            purge.purge(catalog, two[1])
+
+    with pytest.raises(ConflictError, match=r"snapshots \[1\] of .*, or purged datasets from them"):
+        mirror.sync(catalog, target, dry_run=False, progress=take)
+    copy(catalog, target)
+    assert_equal(catalog, target)
+
+
 @pytest.mark.long
 def test_a_damaged_file_is_not_copied(grown: tuple[Catalog, Location]) -> None:
     """A table file with another SHA-256 than recorded is refused by name, and the mirror stays as it was."""

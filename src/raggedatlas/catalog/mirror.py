@@ -14,7 +14,7 @@ from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import inventory
 from raggedatlas.catalog.kept_tables import kept_files
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
-from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
+from raggedatlas.errors import ConflictError, CorruptError, MissingFileError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.records import AtlasVersionRecord, Link
 from raggedatlas.model.reports import MaintenanceReport
@@ -86,7 +86,7 @@ def sync(
     CorruptError
         If a file of the source does not have its recorded hash.
     ConflictError
-        If another process drops a snapshot meanwhile.
+        If another process drops a snapshot or purges a dataset meanwhile.
 
     Notes
     -----
@@ -102,12 +102,16 @@ def sync(
     refuse_nested(catalog.location, target)
     try:
         return _copy_snapshots(catalog, records, catalog_at(target), values=values, dry_run=dry_run, progress=progress)
-    except (NotFoundError, CorruptError) as error:
-        dropped = sorted({record.version for record in records} - {record.version for record in list_versions(catalog)})
-        if not dropped:
+    except (NotFoundError, MissingFileError, CorruptError) as error:
+        catalog.refuse_unfinished_purge("sync")
+        # A purge changes the root hashes of snapshots.
+        roots = {record.version: record.root_hash for record in list_versions(catalog)}
+        changed = sorted(record.version for record in records if roots.get(record.version) != record.root_hash)
+        if not changed:
             raise
         raise ConflictError(
-            f"Another process dropped the snapshots {dropped} of {catalog.location.uri} while sync() copied them; run it again."
+            f"Another process dropped the snapshots {changed} of {catalog.location.uri}, or purged datasets from them, while sync() copied them; "
+            "run it again."
         ) from error
 
 

@@ -66,7 +66,7 @@ _GROUPS = re.compile(r"\b(?:dataset|layout)_uid\b")
 """Indexed columns of which many rows share a value; the other ones are unique ids, of which filters name a few."""
 
 _TRANSACTION = re.compile(rb"b.(\d+-[0-9a-f-]{36}\.txn)", re.DOTALL)
-"""Field of a manifest, which a table has in its state: the file of the transaction that made the version."""
+"""Field of a manifest: the file of the transaction that made the version."""
 
 _SHORT = 500
 """Characters of the row ids of a fragment without holes, with room for some ranges."""
@@ -1080,7 +1080,10 @@ class Tables(TableRows):
                 rows = table.tracked_files(min_version=version).read_all().to_pylist()
                 return sorted({row["path"] for row in rows if row["version"] == version})
             # `tracked_files` reads the manifests of all later versions too, and `read_transaction` two files of which the manifest names the other.
-            named = {match.decode() for match in _TRANSACTION.findall(table.__getstate__()[3])}  # type: ignore[no-untyped-call]
+            # What is pickled of a table has the manifest; a version of Lance that pickles something else is asked.
+            state = table.__getstate__()  # type: ignore[no-untyped-call]
+            manifests = [part for part in state if isinstance(part, bytes)] if isinstance(state, tuple) else []
+            named = {match.decode() for part in manifests for match in _TRANSACTION.findall(part)}
             if len(named) != 1:
                 written = table.read_transaction(version)
                 named = {f"{written.read_version}-{written.uuid}.txn"} if written is not None else set()

@@ -365,6 +365,8 @@ def test_a_matrix_that_is_linked_by_column_stores_no_values(tmp_path: Path) -> N
     adata = made(900, 30)
     write_file(adata, tmp_path, "d", "gzip.h5ad")
     atlas = added(tmp_path, tmp_path / "d-gzip.h5ad", copy=False)
+    report = ra.RaggedAtlas.create(str(tmp_path / "b")).add(tmp_path / "d-gzip.h5ad", copy=False, progress=False)
+    assert "by column: cells are read by a walk" in str(report)
     (record,) = atlas.dataset("d").records
     assert {*read_specs(record)} == {"csr/indptr", "csc/indptr", "csc/indices", "csc/layers/counts", "csc/layers/half"}
     assert links(atlas) == {"csc/indices", "csc/layers/counts", "csc/layers/half"}

@@ -467,7 +467,8 @@ def recheck_duplicates(
 
 
 SAMPLED = "counts by a sample of its values; others are refused when they are read"
-"""Note about a linked layer."""
+BY_COLUMN = "by column: cells are read by a walk over all of it"
+"""Notes about a linked layer."""
 
 
 def skip(plan: IngestPlan, content_hash: str, duplicate: str) -> IngestReport:
@@ -541,7 +542,9 @@ def _report(
             if links is not None:
                 # The path of a layer ends with its name.
                 sampled = any(path.endswith(f"layers/{name}") for path in links.groups[n].sampled)
-                elements.append(ColumnReport(key, "linked", stored, SAMPLED if sampled else ""))
+                by_column = BY_COLUMN if layer.info.form == "csc" else ""
+                note = "; ".join(filter(None, (SAMPLED if sampled else "", by_column)))
+                elements.append(ColumnReport(key, "linked", stored, note))
             elif key != NO_MATRIX and str(written.stored[name]) == dtype:
                 elements.append(ColumnReport(key, "kept", stored))
             elif key != NO_MATRIX:

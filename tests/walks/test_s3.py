@@ -273,10 +273,10 @@ def test_a_new_process_waits_for_few_requests(remote: Remote, three: Path) -> No
     def batch() -> object:
         return next(iter(ra.Loader(ra.RaggedAtlas.checkout_latest(remote.uri, **options).query(), 64)))
 
-    assert waits(remote, query)[0] <= 10
+    assert waits(remote, query)[0] <= 9
     # What the first one read of small shards is kept by the process.
     process_cache("indexes").entries.clear()
-    assert waits(remote, batch)[0] <= 12
+    assert waits(remote, batch)[0] <= 11
 
 
 @pytest.mark.nightly

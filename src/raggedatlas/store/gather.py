@@ -3,6 +3,7 @@
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -39,7 +40,15 @@ from raggedatlas.store.native import (
     library,
 )  # fmt: skip
 from raggedatlas.store.read import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind, read_ranges
-from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_decode, map_fetches, map_groups, shared_pool
+from raggedatlas.store.runtime import (
+    DECODE_THREADS,
+    BufferPool,
+    map_decode,
+    map_fetches,
+    map_groups,
+    prefetch_map,
+    shared_pool,
+)
 from raggedatlas.store.sparse import move_runs
 
 _ENTRIES_PER_THREAD = 2**19
@@ -387,27 +396,35 @@ class RowGatherer:
             If a range is outside its group, a chunk is damaged, or a column is not one of its group.
         """
         group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
-        columns, indices = None, np.empty(0, _INT32)
+        tables, indices = [*self.values.values()], np.empty(0, _INT32)
         layers: dict[str, NDArray[Any]] = {}
-        for layer, table in self.values.items():
-            rows, mapped = self._arrange(group, start, end, table)
-            at, total = rows.at, int(rows.at[-1])
-            columns = columns or self.columns.touched(rows, mapped=mapped)
-            indices = indices if layers else self.pool.take(total, _INT32)
-            layers[layer] = self.pool.take(total, self.dtypes[layer])
-            # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out and none is named twice.
-            plain = self.complete and not sort and columns.ascends
-            counts = None if plain else np.zeros(len(group), np.int64)
-            out = Result(
-                OUT_I32.address(indices), OUT.address(layers[layer]), 0 if counts is None else OUT_I64.address(counts), total,
-                self.n_cols, self.type_codes[layer],
-            )  # fmt: skip
-            run = partial(self._run, rows, columns, table, table.touched(rows, mapped=mapped), out)
-            work = total if plain else int(rows.length[rows.order].sum())
-            if rows.order.size and (self.threads == 1 or work < 2 * _ENTRIES_PER_THREAD):
-                run(rows.order)
-            elif rows.order.size:
-                map_decode(run, _cut(rows.order, rows.length, self.threads))
+        arranged = [self._arrange(group, start, end, table) for table in tables]
+        steps = [
+            partial(table.touched, rows, mapped=mapped)
+            for table, (rows, mapped) in zip((self.columns, *tables), (arranged[0], *arranged), strict=True)
+        ]
+        # Chunks in an object store are fetched at the same time. Streams are read each when its turn comes: they take memory, and many requests each.
+        waits = not any(table.is_local or table.streamed.any() for table in (self.columns, *tables))
+        ahead = prefetch_map(lambda step: step(), steps, threads=len(steps) if waits else 0, depth=len(steps))
+        with closing(ahead) as found:
+            columns = next(found)
+            for (layer, table), (rows, _) in zip(self.values.items(), arranged, strict=True):
+                at, total = rows.at, int(rows.at[-1])
+                indices = indices if layers else self.pool.take(total, _INT32)
+                layers[layer] = self.pool.take(total, self.dtypes[layer])
+                # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out and none is named twice.
+                plain = self.complete and not sort and columns.ascends
+                counts = None if plain else np.zeros(len(group), np.int64)
+                out = Result(
+                    OUT_I32.address(indices), OUT.address(layers[layer]), 0 if counts is None else OUT_I64.address(counts), total,
+                    self.n_cols, self.type_codes[layer],
+                )  # fmt: skip
+                run = partial(self._run, rows, columns, table, next(found), out)
+                work = total if plain else int(rows.length[rows.order].sum())
+                if rows.order.size and (self.threads == 1 or work < 2 * _ENTRIES_PER_THREAD):
+                    run(rows.order)
+                elif rows.order.size:
+                    map_decode(run, _cut(rows.order, rows.length, self.threads))
         if counts is not None and int(counts.sum()) < total:
             at, indices, layers = _compact(at, counts, indices, layers)
         if self.has_zeros.any() and layers:

@@ -301,6 +301,23 @@ def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 
+def test_a_dataset_that_is_purged_before_the_mark_is_not_there(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes that both found it, the second says so, and leaves no mark."""
+    catalog, first, _ = two
+    take_over = purge._take_over
+
+    def late(*given: Any) -> Any:
+        monkeypatch.setattr(purge, "_take_over", take_over)
+        purge.purge(open_catalog(Location(catalog.location.uri)), first)
+        return take_over(*given)
+
+    monkeypatch.setattr(purge, "_take_over", late)
+    with pytest.raises(NotFoundError, match="Another process has purged the dataset 'a'"):
+        purge.purge(catalog, "a")
+    write_dataset(catalog, "c", ["C"], np.ones((3, 1), "u1"))
+    assert {record.name for record in read_records(catalog.tip())} == {"b", "c"}
+
+
 @pytest.mark.long
 def test_no_file_keeps_a_dataset_that_was_dropped_before(two: Two) -> None:
     """Its rows are gone too where dropping only marked them as deleted, at the tip and in a snapshot that was taken since."""

@@ -13,6 +13,7 @@ from raggedatlas.catalog.assets import (
     asset_kinds,
     group_by_dataset,
     process_alive,
+    purged,
     read_records,
     refuse_unknown_assets,
     source_facts,
@@ -175,6 +176,8 @@ def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
         steps: list[Callable[[], Any]] = [catalog.tables.refresh, partial(refuse_running_adds, catalog, "purge")]
         catalog.location.side_by_side(steps)
         refuse_running_deletion(catalog, "purge")
+        if mark.uid in purged(catalog):
+            raise NotFoundError(f"Another process has purged the dataset {mark.shown} of {catalog.location.uri}.")
     except AtlasError:
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
         raise

@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -335,15 +337,21 @@ def test_other_refusals(tmp_path: Path) -> None:
     assert any("columns are linked to" in note for note in report.notes)
 
 
-def test_columns_are_read_from_a_web_server(tmp_path: Path, by_column: list[int]) -> None:
-    """And done without where the server has another file."""
-    folder = tmp_path / "served"
+@contextmanager
+def served(tmp_path: Path, copy: Any) -> "Iterator[tuple[ra.RaggedAtlas, ad.AnnData, Path]]":
+    """Give an atlas that is linked to a file on a web server, what is in the file, and the folder that is served."""
+    folder, adata = tmp_path / "served", made(300, 9)
     folder.mkdir()
-    adata = made(300, 9)
     file = write_file(adata, folder, "d", "gzip.h5ad")
     with WebServer(folder, stamps=True) as server:
         atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
-        atlas.add(f"{server.address}/{file.name}", "d", copy="rows", progress=False)
+        atlas.add(f"{server.address}/{file.name}", "d", copy=copy, progress=False)
+        yield atlas, adata, folder
+
+
+def test_columns_are_read_from_a_web_server(tmp_path: Path, by_column: list[int]) -> None:
+    """And done without where the server has another file."""
+    with served(tmp_path, "rows") as (atlas, adata, folder):
         found = query(atlas).layers("counts").features(["g3"]).to_anndata()
         np.testing.assert_array_equal(found.X.toarray(), adata.X[:, [3]].toarray())
         assert by_column == [1]
@@ -481,13 +489,7 @@ def test_a_file_by_column_that_may_not_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_rows_of_columns_behind_a_web_server(tmp_path: Path) -> None:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    adata = made(300, 9)
-    file = write_file(adata, folder, "d", "gzip.h5ad")
-    with WebServer(folder, stamps=True) as server:
-        atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"))
-        atlas.add(f"{server.address}/{file.name}", "d", copy=False, progress=False)
+    with served(tmp_path, copy=False) as (atlas, adata, folder):
         found = query(atlas).layers("counts").to_anndata()
         np.testing.assert_array_equal(cells_in_order(found, adata), adata.X.toarray())
         with pytest.warns(UserWarning, match="linked by column"):

@@ -27,10 +27,11 @@ import pytest
 from anndata.tests.helpers import assert_equal
 
 import raggedatlas as ra
-from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
+from raggedatlas.errors import DuplicateError, NotFoundError, StaleSourceError, StoreError
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import BLOCK
+from raggedatlas.store.runtime import process_cache
 from raggedatlas.wings import cxg
 from support.atlases import small_anndata
 from support.cxg_files import write_cxg
@@ -226,6 +227,27 @@ FAULTS = {
     "missing object": ("", "none.h5ad", "There is no file"),
     "missing folder": ("", "none.zarr", "There is no file or folder"),
 }
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+def test_a_file_there_is_linked(home: Home, tmp_path: Path, *, by_column: bool) -> None:
+    """Its values are read from there, and none once the file has changed."""
+    adata = small_anndata(1, 60)
+    adata.X = adata.X.tocsc() if by_column else adata.X
+    address = f"{home.uri}/{tmp_path.name}/linked.h5ad"
+    ra.copy(adata, ra.open_sink(address, storage_options=home.options))
+    atlas = ra.RaggedAtlas.create(tmp_path / "atlas")
+    atlas.add(address, "d", organism="human", copy=False, storage_options=home.options, progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    found, genes = view.dataset("d").to_anndata(), list(adata.var_names[:2])
+    np.testing.assert_array_equal(found.X.toarray(), adata.X.toarray())
+    assert view.query().features(genes).to_anndata().X.sum() == adata[:, genes].X.sum()
+    assert [problem for problem in atlas.validate("deep") if problem.level == "must"] == []
+    ra.copy(small_anndata(2, 60), ra.open_sink(address, overwrite=True, storage_options=home.options))
+    # Decoded chunks that the process kept are those of the file as it was.
+    process_cache("chunks").entries.clear()
+    with pytest.raises(StaleSourceError, match="'d'"):
+        view.query().to_anndata()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -581,7 +581,7 @@ def _read_from_columns(
     of_columns = read_bounds(reader.column_bounds, n_columns, n_entries)
     some = starts < ends
     starts, ends = starts[some], ends[some]
-    # The rows that the ranges touch are put together whole, then the ranges are cut out of them.
+    # Complete rows are assembled for all that the ranges touch; the ranges are copied out of these at the end.
     first = np.searchsorted(of_rows, starts, side="right") - 1
     touched = np.zeros(n_rows + 1, np.int64)
     np.add.at(touched, first, 1)
@@ -615,13 +615,13 @@ def _read_from_columns(
         low = high
     if not np.array_equal(cursor, after):
         raise CorruptError(f"{reader.rows.name} has other rows than when they were counted. {reader.remedy}")
-    whole = columns.view(np.uint32) if reader.values is None else values
+    assembled = columns.view(np.uint32) if reader.values is None else values
     lengths = ends - starts
     if out is None:
         out = np.empty(int(lengths.sum()), dtype)
     elif out.shape != (int(lengths.sum()),) or out.dtype != dtype or not out.flags.c_contiguous:
         raise SchemaError(f"{reader.name} is read into a contiguous {dtype} array of {int(lengths.sum()):,} entries.")
-    move_runs(whole, at[slots[first]] + starts - of_rows[first], lengths, np.cumsum(lengths) - lengths, out)
+    move_runs(assembled, at[slots[first]] + starts - of_rows[first], lengths, np.cumsum(lengths) - lengths, out)
     return out
 
 

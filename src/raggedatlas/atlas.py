@@ -1213,13 +1213,7 @@ def _select(catalog: "Catalog", uids: pa.Array, *, other: bool = False) -> Itera
 
 
 def find_query(cells: Any) -> "Query | None":  # noqa: ANN401  (anything that can be read)
-    """Return the cells of an atlas as a query: of its newest snapshot, of a view, or as given; None for files and other objects.
-
-    Raises
-    ------
-    NotFoundError
-        If an atlas has no snapshot.
-    """
+    """Return the cells of an atlas as a query: of its newest snapshot, of a view, or as given; None for files and other objects."""
     from raggedatlas.query.query import Query
 
     if isinstance(cells, str | os.PathLike):

@@ -66,9 +66,10 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
 
 
 def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
-    """Check that every array of a record is there, by its metadata or the file that it is part of alone (rule ``missing-array``).
+    """Check that every array of a record is there, by metadata or single bytes alone (rule ``missing-array``).
 
-    Of an array that is linked to a file outside of the atlas, the references must be there; the file itself is not looked at.
+    Of an array that is linked to a file outside of the atlas, the references must be there; the file itself is not
+    looked at.
     """
     problems = []
     try:
@@ -121,12 +122,10 @@ def _listed(arrays: Location, group: str) -> Mapping[str, object] | None:
 
 
 def check_bytes(arrays: Location, record: DatasetRecord) -> list[Problem]:
-    """Read every byte of a record's arrays.
+    """Read every byte of a record's arrays, and check their metadata and values.
 
-    Returns
-    -------
-    list of Problem
-        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``references``, ``entry-bounds``, ``feature-bounds``, ``column-order``.
+    Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``references``,
+    ``entry-bounds``, ``feature-bounds``, ``column-order``.
 
     Notes
     -----

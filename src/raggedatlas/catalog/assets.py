@@ -55,19 +55,7 @@ _ATTRIBUTE, _LEASE = "raggedatlas", "ingest"
 def take_lease(catalog: Catalog, dataset_uid: str, owner: Mapping[str, Any] | None = None) -> None:
     """Create the group of a dataset, with a lease that names the process that will commit it.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    dataset_uid : str
-        The new dataset.
-    owner : mapping or None
-        What `this_process` gave in that process; None is this one.
-
-    Raises
-    ------
-    ConflictError
-        If a purge is unfinished.
+    `owner` is what `this_process` gave in that process; None is this one.
     """
     create_group(catalog.arrays, dataset_uid, {_ATTRIBUTE: {_LEASE: dict(owner or this_process())}})
     # A purge leaves its mark before it looks for leases, and an add its lease before it looks for the mark: one of them sees the other.
@@ -108,20 +96,8 @@ def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
 def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) -> bool:
     """Return whether an `add` may still be writing a dataset's group.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    dataset_uid : str
-        The dataset.
-    grace : timedelta
-        For a writer on another machine: how long its newest object may be unchanged.
-
-    Returns
-    -------
-    bool
-        On this machine and since this boot, whether that very process runs. For other machines, whether something was
-        written within `grace`. Without a note, whether something was written within the last minute.
+    On this machine and since this boot, this is whether that very process runs. For other machines, it is whether
+    something was written within `grace`. Without a lease, it is whether something was written within the last minute.
     """
     lease = read_lease(catalog, dataset_uid)
     if lease == {}:
@@ -138,14 +114,8 @@ def alive_among(catalog: Catalog, uids: Sequence[str], grace: timedelta = GRACE)
 def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timedelta = GRACE) -> bool:
     """Return whether a process may still be writing.
 
-    Parameters
-    ----------
-    note : mapping or None
-        What `this_process` gave in that process; None where it left nothing.
-    place : Location
-        Where it writes.
-    grace : timedelta
-        For a process on another machine: how long the newest object of the location may be unchanged.
+    `note` is what `this_process` gave in that process; None where it left nothing. `place` is where it writes. `grace`
+    is how long the newest object there may be unchanged if the process is on another machine.
     """
     here = this_process()
     # A pid means something only on its host, since its boot and in its namespace.
@@ -470,13 +440,7 @@ def asset_kinds() -> tuple[AssetKind[Any], ...]:
 
 
 def asset_kind(name: str) -> AssetKind[Any]:
-    """Return one kind by its name, such as ``"results"``.
-
-    Raises
-    ------
-    MissingExtraError
-        If no installed wing has it.
-    """
+    """Return one kind by its name, such as ``"results"``."""
     where = next((wing.assets[name] for wing in every_wing() if name in wing.assets), None)
     if where is None:
         names = [name for wing in every_wing() for name in wing.assets]
@@ -486,13 +450,7 @@ def asset_kind(name: str) -> AssetKind[Any]:
 
 
 def find_kind(source: Any) -> AssetKind[Any] | None:  # noqa: ANN401  (anything that can be added)
-    """Return the kind of a source that is attached to cells; None for a source of cells.
-
-    Raises
-    ------
-    StoreError
-        If an object store cannot be asked.
-    """
+    """Return the kind of a source that is attached to cells; None for a source of cells."""
     kinds = (resolve_name(where) for wing in every_wing() for where in wing.assets.values())
     return next((kind for kind in kinds if kind.accepts(source)), None)
 
@@ -510,13 +468,7 @@ def read_results(catalog: Catalog) -> list[ResultRecord]:
 
 
 def refuse_unknown_assets(catalog: Catalog, action: str) -> None:
-    """Refuse what would lose assets of a kind that no installed wing has.
-
-    Raises
-    ------
-    MissingExtraError
-        If the atlas has a table of such assets.
-    """
+    """Refuse what would lose assets of a kind that no installed wing has."""
     core = {LAYOUTS, *IDENTITY_TABLES, *(space.registry for space in catalog.spaces().values())}
     others = [name for name in catalog.tables.names() if name.startswith("_") and name not in core]
     unknown = [name for name in others if name not in asset_tables()]
@@ -546,13 +498,7 @@ def asset_columns(catalog: Catalog) -> set[str]:
 
 
 def read_records(catalog: Catalog) -> list[DatasetRecord]:
-    """Return the records of all datasets, in the order in which they were added.
-
-    Raises
-    ------
-    CorruptError
-        If a record is damaged; the message names its row and field.
-    """
+    """Return the records of all datasets, in the order in which they were added."""
     return [*catalog.dataset_records().records]
 
 
@@ -607,13 +553,7 @@ def source_rows(catalog: Catalog) -> list[dict[str, Any]]:
 def find_dataset(
     catalog: Catalog, uid_or_name: str, records: Iterable[DatasetRecord] | None = None
 ) -> list[DatasetRecord]:
-    """Return the records of one dataset, by uid or by name, among some records or all.
-
-    Raises
-    ------
-    NotFoundError
-        If no dataset, or more than one, has that name; the message lists them.
-    """
+    """Return the records of one dataset, by uid or by name, among some records or all."""
     datasets = group_by_dataset(read_records(catalog) if records is None else records)
     if uid_or_name in datasets:
         return datasets[uid_or_name]
@@ -630,36 +570,18 @@ def find_dataset(
 
 @dataclass(frozen=True)
 class Commit:
-    """Changes that one commit makes to the list of datasets.
+    """Changes that one commit makes to the list of datasets."""
 
-    Parameters
-    ----------
-    records : tuple of DatasetRecord
-        Records that become visible.
-    replaces : frozenset of str
-        Uids of datasets whose records are removed.
-    """
-
-    records: tuple[DatasetRecord, ...]
-    replaces: frozenset[str] = frozenset()
+    records: tuple[DatasetRecord, ...]  # those that become visible
+    replaces: frozenset[str] = frozenset()  # uids of datasets whose records are removed
 
 
 def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Commit]) -> None:
-    """Make datasets visible, rename or remove them, in one commit that conflicts with every other: the last write of an `add` (its commit point).
+    """Make datasets visible, rename or remove them, in one commit that conflicts with every other.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    choose : callable
-        Gets the records and returns the changes. If another writer changes them before the commit, it is called
-        again with the new ones, so a name or content that it found free is still free when the commit is done. An
-        exception leaves them unchanged.
-
-    Raises
-    ------
-    ConflictError
-        If other writers win every retry, or a purge is unfinished.
+    It is the last write of an `add` (its commit point). `choose` gets the records and returns the changes. If another
+    writer changes the records before the commit, it is called again with the new ones, so a name or content that it
+    found free is still free when the commit is done. If it raises, the records stay as they are.
     """
     tables, tried = catalog.tables, set[tuple[str, str]]()
 
@@ -701,13 +623,8 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
 def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
     """Remove a dataset from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
 
-    The record is removed first, which makes the dataset invisible at once; then its cells. If the process dies in between,
-    the remaining cells are invisible and `repair` removes them.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such dataset, or several have that name.
+    The record is removed first, which makes the dataset invisible at once; then its cells. If the process dies in
+    between, the remaining cells are invisible and `repair` removes them.
     """
     catalog = catalog.session("drop_dataset")
     records: list[DatasetRecord] = []
@@ -754,37 +671,19 @@ def purged(catalog: Catalog) -> dict[str, str]:
 
 
 def was_purged(catalog: Catalog, earlier: Mapping[str, str], action: str) -> bool:
-    """Return whether a purge has begun and ended since the log was as `earlier`, so that what a session has read may be deleted.
-
-    Raises
-    ------
-    ConflictError
-        If a purge is unfinished.
-    """
+    """Return whether a purge has begun and ended since the log was as `earlier`, so that what a session has read may be deleted."""
     catalog.refuse_unfinished_purge(action)
     catalog.tables.refresh([DATASETS])
     return purged(catalog) != earlier
 
 
 def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
-    """Return the array descriptions of a record: path below the group -> spec.
-
-    Raises
-    ------
-    CorruptError, LimitError, SchemaError
-        If a description is invalid.
-    """
+    """Return the array descriptions of a record: path below the group -> spec."""
     return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
 
 
 def read_links(record: DatasetRecord) -> dict[str, Link]:
-    """Return what links arrays of a record to a file outside of the atlas: path below the group -> link.
-
-    Raises
-    ------
-    CorruptError, LimitError, SchemaError
-        If a description is invalid.
-    """
+    """Return what links arrays of a record to a file outside of the atlas: path below the group -> link."""
     # Most records have none, and need not be parsed for it.
     if '"linked"' not in record.arrays:
         return {}
@@ -800,14 +699,8 @@ def array_columns(specs: Mapping[str, ArraySpec], checksums: Mapping[str, str]) 
 def array_readers(catalog: Catalog, record: DatasetRecord) -> dict[str, ArrayReader]:
     """Return a reader of every array of a record, with its recorded checksum: path below the group -> reader.
 
-    Column-sorted arrays in a file that may not be read are left out where all values are in the rows.
-
-    Raises
-    ------
-    CorruptError, LimitError, SchemaError
-        If the record describes invalid arrays.
-    StoreError
-        If it is linked to a file that may not be read.
+    Column-sorted arrays in a file that may not be read are left out where all values are in the rows; any other array
+    in such a file raises `StoreError`.
     """
     checksums, specs = record.array_checksums, read_specs(record)
     found: dict[str, ArrayReader] = {}

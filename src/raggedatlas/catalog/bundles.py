@@ -56,10 +56,10 @@ class _Small:
 def pack_datasets(catalog: Catalog) -> list[str]:
     """Move the files of small datasets of one layout into bundles that they share; return what was done, in words.
 
-    Each bundle is written first and named by nothing; then the records of its datasets change in one commit. Their old files stay until
-    `gc` finds that no snapshot needs them. A dataset that another process changes meanwhile stays as it is. A bundle is written again with
-    others when those are as much together, or when fewer than half of its datasets are left: so the bytes written are the bytes stored times
-    their logarithm, whatever the number of calls.
+    Each bundle is written first and named by nothing; then the records of its datasets change in one commit. Their old
+    files stay until `gc` finds that no snapshot needs them. A dataset that another process changes meanwhile stays as
+    it is. A bundle is written again with others when those are as much together, or when fewer than half of its
+    datasets are left: so the bytes written are the bytes stored times their logarithm, whatever the number of calls.
     """
     # Readers that cannot have this package find each array of such an atlas by its path.
     if catalog.codec() == STANDARD:
@@ -172,13 +172,7 @@ class _Files:
         self._last: dict[str, bytes] = {}
 
     def read(self, own: Sequence[DatasetRecord]) -> dict[str, bytes]:
-        """Return the files of a dataset, as they are in a bundle: path below the Zarr store -> bytes.
-
-        Raises
-        ------
-        NotFoundError, CorruptError
-            If a file is missing, or not the one that was written.
-        """
+        """Return the files of a dataset, as they are in a bundle: path below the Zarr store -> bytes."""
         first, found = own[0], dict[str, bytes]()
         facts = first.file_facts
         frames = {} if facts.bundle is None else facts.bundle.frames
@@ -304,16 +298,8 @@ def respanned(
 ) -> DatasetRecord:
     """Return a record whose files are where they are in a bundle.
 
-    Parameters
-    ----------
-    record : DatasetRecord
-        One group.
-    bundle : BundleFacts
-        The bundle, without frames.
-    spans : mapping of str to Span
-        Path of a file -> where it is in the bundle.
-    old : str or None
-        Change only what is in this file; None changes all.
+    `bundle` is without frames; `spans` maps the path of a file to where it is in the bundle. With `old`, only what is
+    in this file changes; None changes all.
     """
     specs = read_specs(record)
     for path, spec in specs.items():
@@ -332,14 +318,9 @@ def respanned(
 
 @dataclass(frozen=True)
 class Moves:
-    """Shared bundles that were written again without one dataset.
+    """Shared bundles that were written again without one dataset."""
 
-    Parameters
-    ----------
-    files : mapping of str to (BundleFacts, dict)
-        Old file -> the new one, without frames, and where each file is in it: path -> span.
-    """
-
+    # old file -> the new one, without frames, and where each file is in it: path -> span
     files: Mapping[str, "tuple[BundleFacts, dict[str, Span]]"]
 
     def names(self, record: DatasetRecord) -> bool:

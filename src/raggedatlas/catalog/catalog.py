@@ -81,26 +81,13 @@ REGISTRY_COLUMNS = FeatureBaseSchema.arrow_schema()
 
 @dataclass(frozen=True)
 class Catalog:
-    """The tables and arrays of an atlas; all rooms below the facade take a catalog, never the facade.
+    """The tables and arrays of an atlas; all code below the facade takes a catalog, never the facade."""
 
-    Parameters
-    ----------
-    location : Location
-        The atlas: the folder that holds ``lance_db`` and ``zarr_store``.
-    tables : Tables
-        Its tables, at the tip or pinned.
-    arrays : Location
-        The Zarr store.
-    snapshot : AtlasVersionRecord or None
-        The snapshot it is pinned to; None at the tip.
-    sources : SourceAccess or None
-        How the files are reached that datasets are linked to; None reads those that the records name.
-    """
-
-    location: Location
-    tables: Tables
-    arrays: Location
-    snapshot: AtlasVersionRecord | None = None
+    location: Location  # the folder that holds ``lance_db`` and ``zarr_store``
+    tables: Tables  # at the tip or pinned
+    arrays: Location  # the Zarr store
+    snapshot: AtlasVersionRecord | None = None  # the snapshot it is pinned to; None at the tip
+    # how the files are reached that datasets are linked to; None reads those that the records name
     sources: SourceAccess = field(default=None, compare=False)  # type: ignore[assignment]
     _memo: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
 
@@ -125,12 +112,8 @@ class Catalog:
     def remember(self, kind: str, facts: Hashable, make: Callable[[], T]) -> T:
         """Return a cached object, or make it; only a snapshot caches, and only the last few objects of a kind.
 
-        Parameters
-        ----------
-        kind, facts : str, hashable
-            Kind of object, and everything it depends on apart from the snapshot.
-        make : callable
-            Makes the object, which must not be modified.
+        `facts` are everything that the object depends on apart from the snapshot. What `make` returns must not be
+        modified.
         """
         # The tip changes under the process; an object made from it could be outdated at the next call.
         if not self.read_only:
@@ -147,26 +130,12 @@ class Catalog:
         return made
 
     def require_tip(self, action: str) -> None:
-        """Raise if this is a snapshot, or a purge is unfinished.
-
-        Raises
-        ------
-        ReadOnlyError
-            If this catalog is pinned.
-        ConflictError
-            If a purge has begun and is not finished.
-        """
+        """Raise if this is a snapshot, or a purge is unfinished."""
         self.require_writable(action)
         self.refuse_unfinished_purge(action)
 
     def require_writable(self, action: str) -> None:
-        """Raise if this is a snapshot. Only resuming a purge calls this alone; other writers call `require_tip`.
-
-        Raises
-        ------
-        ReadOnlyError
-            If this catalog is pinned.
-        """
+        """Raise if this is a snapshot; unlike `require_tip`, this does not look for an unfinished purge."""
         if self.snapshot is not None:
             raise ReadOnlyError(
                 f"{action} cannot be done on snapshot {self.snapshot.version} of {self.location.uri}, which never changes; "
@@ -178,13 +147,7 @@ class Catalog:
         return self.tables.unfinished_purge()
 
     def refuse_unfinished_purge(self, action: str) -> None:
-        """Raise while a purge is unfinished: commits to tables that it rewrites would be lost.
-
-        Raises
-        ------
-        ConflictError
-            Naming the dataset and the way out.
-        """
+        """Raise while a purge is unfinished: commits to tables that it rewrites would be lost."""
         mark = self.unfinished_purge()
         if mark is not None:
             raise mark.refusal(action, self.location.uri)
@@ -197,7 +160,8 @@ class Catalog:
     def deletions(self) -> tuple[DeletionRecord, ...]:
         """Return the deletions whose cells are gone, oldest first.
 
-        A record is written before its cells are deleted. As all of them go in one commit, one of each dataset tells whether they are.
+        A record is written before its cells are deleted. As all of them go in one commit, one of each dataset tells
+        whether they are.
         """
 
         def find() -> tuple[DeletionRecord, ...]:
@@ -219,13 +183,7 @@ class Catalog:
         return counts
 
     def dataset_records(self) -> "DatasetRecords":
-        """Return the records of all datasets, in the order in which they were added; at the tip, only rows that changed since the last call are read.
-
-        Raises
-        ------
-        CorruptError
-            If a record is damaged; the message names its row and field.
-        """
+        """Return the records of all datasets, in the order of adding; at the tip, only rows that changed since the last call are read."""
         known = self._memo.get(DATASETS)
         if not isinstance(known, DatasetRecords):
             known = DatasetRecords(0, ())
@@ -255,8 +213,8 @@ class Catalog:
     def current(self) -> "Catalog":
         """Return the current content, which differs from the newest table versions only during a purge.
 
-        A purge makes the content of old snapshots the newest version of a table for a while. Its mark names the versions that
-        hold the current content, and readers of the tip go by them.
+        A purge makes the content of old snapshots the newest version of a table for a while. Its mark names the
+        versions that hold the current content, and readers of the tip go by them.
         """
         mark = None if self.read_only else self.unfinished_purge()
         # In the stages `begun` and `deleting`, the newest versions are the current content.
@@ -277,27 +235,14 @@ class Catalog:
         return held
 
     def session(self, action: str, *, anew: bool = False, purges: bool = False) -> "Catalog":
-        """Return the atlas as it is now, for one call that writes: its tables are open and follow the commits of the call.
+        """Return the atlas as it is now, for one call that writes; its tables are open and follow the call's commits.
 
-        Tables that the last session left are asked side by side whether they are the newest; at first all are opened. What another process commits
-        during the call is seen by what conflicts with it, and where `Tables.refresh` asks.
+        Tables that the last session left are asked side by side whether they are the newest; at first all are opened.
+        What another process commits during the call is seen by what conflicts with it, and where `Tables.refresh` asks.
 
-        Parameters
-        ----------
-        action : str
-            The call, for messages.
-        anew : bool
-            Go on with nothing of the last session: for calls that delete files, which need the tables as they are, also where something other than
-            this library has changed them.
-        purges : bool
-            Whether the call goes on with an unfinished purge.
-
-        Raises
-        ------
-        ReadOnlyError
-            If this is a snapshot.
-        ConflictError
-            If a purge has begun and is not finished.
+        `action` names the call in messages. `anew` uses nothing of the last session: for calls that delete files, which
+        need the tables as they are, also where something other than this library has changed them. An unfinished purge
+        is refused unless `purges`, for calls that go on with it.
         """
         self.require_writable(action)
         held = self
@@ -357,13 +302,7 @@ class Catalog:
         }
 
     def space(self, name: str) -> FeatureSpace:
-        """Return one feature space.
-
-        Raises
-        ------
-        NotFoundError
-            If the atlas does not know it; the message lists what it knows.
-        """
+        """Return one feature space."""
         spaces = self.spaces()
         if name not in spaces:
             raise NotFoundError(
@@ -380,15 +319,7 @@ class Catalog:
         return self.tables.metadata(DATASETS).get(_CODEC_KEY, "standard")
 
     def add_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema) -> None:
-        """Store a feature space in the atlas, with an empty registry if its columns are features.
-
-        Raises
-        ------
-        SchemaError
-            If the atlas knows another space by that name.
-        ConflictError
-            If other writers win every retry.
-        """
+        """Store a feature space in the atlas, with an empty registry if its columns are features."""
         self.require_writable("register_space")
         check_length(space.name, "name of a feature space")
 
@@ -422,18 +353,10 @@ _IDENTIFYING = ("zarr_group", "name", "content_hash")
 
 @dataclass(frozen=True)
 class DatasetRecords:
-    """The records of all datasets at one version of their table.
+    """The records of all datasets at one version of their table."""
 
-    Parameters
-    ----------
-    version : int
-        The version; 0 is before the first.
-    records : tuple of DatasetRecord
-        In the order in which they were added.
-    """
-
-    version: int
-    records: tuple[DatasetRecord, ...]
+    version: int  # 0 is before the first
+    records: tuple[DatasetRecord, ...]  # in the order in which they were added
 
     def updated(self, tables: Tables, version: int) -> "DatasetRecords":
         """Return the records at a version; an atlas may have thousands, of which one `add` changes two."""
@@ -459,24 +382,9 @@ def create_catalog(
 ) -> Catalog:
     """Create an empty atlas, all of it or nothing.
 
-    Parameters
-    ----------
-    location : Location
-        A place that holds no atlas yet.
-    cell_schema : type or None
-        Subclass of `HoxBaseSchema`; None starts with uid, dataset and name alone.
-    registries : mapping of str to type, or None
-        Feature space -> registry schema; others take `FeatureBaseSchema`.
-    spaces : iterable of FeatureSpace
-        Further spaces to know from the start.
-    codec : str
-        Codec profile of every array that will be written.
-
-    Raises
-    ------
-    StoreError
-        If the codec profile is unknown, an atlas is there already, the place cannot be written, or the object store
-        ignores conditional puts.
+    The place must not hold an atlas yet. Without a `cell_schema`, the cells start with uid, dataset and name alone.
+    `registries` maps a feature space to the schema of its registry; others take `FeatureBaseSchema`. `spaces` are
+    further spaces to know from the start. `codec` is the profile of every array that will be written.
     """
     # Called for its check: an unknown profile raises before anything is written.
     chunk_encoder(codec, np.uint32)
@@ -514,13 +422,7 @@ def create_catalog(
 
 
 def open_catalog(location: Location, sources: Sources = "allow") -> Catalog:
-    """Open an atlas at its tip; `sources` is the rule of `SourceAccess`.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no complete atlas.
-    """
+    """Open an atlas at its tip; `sources` is the rule of `SourceAccess`."""
     held = open_held(location, sources)
     return replace(held, tables=held.tables.leave())
 
@@ -591,13 +493,7 @@ def wrong_columns(there: pa.Schema, wanted: pa.Schema) -> list[str]:
 
 
 def refuse_wrong_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
-    """Refuse a table that lacks columns, as one does whose list of columns is damaged.
-
-    Raises
-    ------
-    CorruptError
-        Naming them.
-    """
+    """Refuse a table that lacks columns, as one does whose list of columns is damaged."""
     if wrong := wrong_columns(there, wanted):
         raise CorruptError(
             f"The columns {wrong} of the table {table!r} are missing or have another type; run validate('deep'), and restore the "

@@ -29,28 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CellColumn:
-    """A metadata column of an `add`.
+    """A metadata column of an `add`."""
 
-    Parameters
-    ----------
-    stored : str
-        Its name in the cell table.
-    type : pyarrow.DataType
-        Its stored type.
-    facts : ColumnFacts
-        Its type and categories in the file.
-    """
-
-    stored: str
-    type: pa.DataType
-    facts: ColumnFacts
+    stored: str  # its name in the cell table
+    type: pa.DataType  # its stored type
+    facts: ColumnFacts  # its type and categories in the file
 
 
 def in_datasets(cells: pa.Table | pa.RecordBatch, uids: Iterable[str]) -> Any:  # noqa: ANN401 - a mask, chunked as the cells are
     """Return for each cell whether its dataset is one of those.
 
-    With the uids of all records, these are the visible cells: the table also has cells of adds that are under way or died, and of
-    datasets that are being dropped.
+    With the uids of all records, these are the visible cells: the table also has cells of adds that are under way or
+    died, and of datasets that are being dropped.
     """
     return pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(uids), pa.string()))
 
@@ -109,21 +99,8 @@ def takes_over(was: pa.DataType, facts: ColumnFacts | None, column: CellColumn) 
 def fit_values(name: str, values: pa.ChunkedArray, target: pa.DataType, argument: str = "obs") -> pa.ChunkedArray:
     """Cast a column to its stored type without changing a value; whatever a missing value is there, it is null here.
 
-    Parameters
-    ----------
-    name : str
-        Its name, for the message.
-    values : pyarrow.ChunkedArray
-        The column, of any library's making.
-    target : pyarrow.DataType
-        The stored type.
-    argument : str
-        What the caller's argument is called by which a column gets another name.
-
-    Raises
-    ------
-    SchemaError
-        If a value would change.
+    `argument` is the caller's argument by which a column gets another name. The `SchemaError` that is raised if a value
+    would change names it and the column.
 
     Examples
     --------
@@ -148,14 +125,7 @@ def fit_values(name: str, values: pa.ChunkedArray, target: pa.DataType, argument
 def add_cell_columns(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa.Field]) -> None:
     """Add the metadata and pointer columns that the cell table lacks, and join the facts of those it has.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    columns : sequence of CellColumn
-        Metadata columns of a file.
-    pointers : sequence of pyarrow.Field
-        Pointer columns, as `pointer_field` makes them.
+    `pointers` are as `pointer_field` makes them.
     """
     schema = catalog.tables.schema(CELLS)
     # Each once: files of one commit may have a column of one name.
@@ -237,8 +207,9 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
     """Combine the facts of one column from two files.
 
     Categories keep the older order and append new ones; they stay ordered only if both are ordered and neither
-    contradicts the other's order. Different kinds of number, also as categories, join to what holds both. Text and anything else
-    join to text: the column holds text from then on. A column without values leaves the facts of the other as they are.
+    contradicts the other's order. Different kinds of number, also as categories, join to what holds both. Text and
+    anything else join to text: the column holds text from then on. A column without values leaves the facts of the
+    other as they are.
 
     Examples
     --------
@@ -306,22 +277,10 @@ def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple
 
 
 def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table:
-    """Return columns as rows of the cell table; missing columns are null.
+    """Return columns as `n` rows of the cell table; missing columns are null.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Of the cell table.
-    columns : mapping of str to array or callable
-        Stored name -> values, or what makes them for the type of the column, which can differ from the plan's: it became text, or
-        another writer added it first.
-    n : int
-        Number of cells.
-
-    Raises
-    ------
-    ConflictError
-        If the table lacks one of the columns.
+    `columns` maps a stored name to values, or to what makes them for the type of the column, which can differ from the
+    plan's: it became text, or another writer added it first.
     """
     lost = [name for name in columns if name not in schema.names]
     if lost:
@@ -337,25 +296,11 @@ def frame_file(dataset_uid: str, name: str) -> str:
 
 
 def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table, bundle: Bundle | None = None) -> str:
-    """Store a frame of a dataset, with the metadata that restores it exactly.
+    """Store a frame of a dataset, with the metadata that restores it exactly; return the SHA-256 of its file.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    dataset_uid : str
-        The dataset.
-    name : str
-        ``"obs"``, or ``"var.<pointer>"``.
-    table : pyarrow.Table
-        As `model.frames.frame_to_arrow` makes it.
-    bundle : Bundle or None
-        Takes the frame if it is small; otherwise it becomes a file of its own.
-
-    Returns
-    -------
-    str
-        SHA-256 of the file, for `DatasetFacts.frames`.
+    `name` is ``"obs"``, ``"var.<pointer>"``, or the frame of a deletion; `table` is as `model.frames.frame_to_arrow`
+    makes it. `bundle` takes the frame if it is small; otherwise the frame becomes a file of its own. The hash is for
+    `DatasetFacts.frames`, or the record of the deletion.
     """
     data = encode_frame(table)
     file = frame_file(dataset_uid, name)
@@ -376,23 +321,9 @@ def encode_frame(table: pa.Table) -> memoryview:
 def read_frame(catalog: Catalog, record: DatasetRecord, name: str, digest: str | None = None) -> pa.Table:
     """Read a frame of a dataset, after comparing the hash of its file with the recorded one.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    record : DatasetRecord
-        The dataset's first record, whose facts have the hashes.
-    name : str
-        ``"obs"``, ``"var.<pointer>"``, or the frame of a deletion.
-    digest : str or None
-        The hash, where it is not in the facts.
-
-    Raises
-    ------
-    NotFoundError
-        If the dataset keeps no frame of that name.
-    CorruptError
-        If the file is not the one that was written, or is no valid Arrow file.
+    `record` is the first one of the dataset, whose facts have the hashes; `digest` is the hash of a frame that is not
+    in these, as that of a deletion. Raises `NotFoundError` if the file is missing, and `CorruptError` if it is not the
+    one that was written, or is no valid Arrow file.
     """
     data = _bytes(catalog, record, name, digest)
     with _arrow_errors(catalog, record, name), pa.ipc.open_file(data) as reader:
@@ -405,13 +336,7 @@ _WAY_OUT = "Restore the file from a copy, or drop the dataset and add it again."
 
 
 def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Problem]:
-    """Read every frame that has a recorded hash to the end.
-
-    Returns
-    -------
-    list of Problem
-        Rule ``frame``.
-    """
+    """Read every frame that has a recorded hash to the end (rule ``frame``)."""
     problems = []
     for uid, group in group_by_dataset(records).items():
         try:
@@ -440,20 +365,10 @@ def check_bundle(arrays: Location, file: str, facts: BundleFacts) -> list[Proble
 
 @dataclass(frozen=True)
 class StoredFrame:
-    """A stored frame whose columns are read one by one.
+    """A stored frame whose columns are read one by one; `catalog`, `record` and `name` are its origin, for messages."""
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Its columns with their facts.
-    data : pyarrow.Buffer
-        The file, its hash compared: mapped where it is local.
-    catalog, record, name : Catalog, DatasetRecord, str
-        Its origin, for messages.
-    """
-
-    schema: pa.Schema
-    data: pa.Buffer
+    schema: pa.Schema  # its columns with their facts
+    data: pa.Buffer  # the file, its hash compared; mapped where it is local
     catalog: Catalog
     record: DatasetRecord
     name: str
@@ -525,27 +440,13 @@ def _damaged(catalog: Catalog, record: DatasetRecord, name: str, reason: str) ->
 
 
 def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
-    """Return the annotations of an atlas, oldest first.
-
-    Raises
-    ------
-    CorruptError
-        If a record is damaged.
-    """
+    """Return the annotations of an atlas, oldest first."""
     found = {record.uid: record for record in annotation_columns(catalog.tables.schema(CELLS)).values()}
     return list(found.values())
 
 
 def drop_annotation(catalog: Catalog, name: str) -> "MaintenanceReport":
-    """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no annotation of that name.
-    ConflictError
-        If a later annotation gave values to one of its columns.
-    """
+    """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns."""
     catalog = catalog.session("drop_annotation")
     schema = catalog.tables.schema(CELLS)
     columns = annotation_columns(schema)
@@ -569,15 +470,10 @@ def drop_annotation(catalog: Catalog, name: str) -> "MaintenanceReport":
 
 
 def complete_annotations(catalog: Catalog) -> int:
-    """Copy values that were added to covered columns since into the covering columns of annotations.
+    """Copy values that were added to covered columns since into the covering columns of annotations; return how many.
 
-    `add` writes the column of the file, which an annotation of the same name covers. A snapshot calls this before it records
-    the cells, so that the covering column has the values of all of them.
-
-    Returns
-    -------
-    int
-        Number of values filled in.
+    `add` writes the column of the file, which an annotation of the same name covers. A snapshot calls this before it
+    records the cells, so that the covering column has the values of all of them.
     """
     n_filled = 0
     for upper, lower in incomplete_columns(catalog):

@@ -64,31 +64,15 @@ Call = Literal["gc", "dry run", "repair", "purge", "optimize"]
 
 @dataclass
 class Sweep:
-    """One call that takes things away, and what it has taken.
+    """One call that takes things away, and what it has taken."""
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    call : str
-        Whose collectors run: ``"gc"``, ``"dry run"`` of it, ``"repair"``, ``"purge"`` or ``"optimize"``.
-    grace : timedelta
-        How long the files of a writer on another machine, and the provisional tags of a snapshot, may be unchanged before their process
-        counts as dead.
-    keep : timedelta
-        Age up to which table versions without a snapshot are kept.
-    tables : sequence of str or None
-        Tables whose tags and old versions are looked at; None is all.
-    purged : sequence of str
-        The dataset that is purged, and the assets that are deleted with it.
-    """
-
-    catalog: Catalog
-    call: Call
+    catalog: Catalog  # at the tip
+    call: Call  # whose collectors run; ``"dry run"`` is that of `gc`
+    # how long files of a writer elsewhere, and provisional tags, may be unchanged before their process counts as dead
     grace: timedelta = GRACE
-    keep: timedelta = KEEP
-    tables: Sequence[str] | None = None
-    purged: Sequence[str] = ()
+    keep: timedelta = KEEP  # age up to which table versions without a snapshot are kept
+    tables: Sequence[str] | None = None  # those whose tags and old versions are looked at; None is all
+    purged: Sequence[str] = ()  # the dataset that is purged, then the assets that are deleted with it
     groups: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -136,8 +120,8 @@ class Sweep:
 def kept_versions(catalog: Catalog, names: Sequence[str], read: Callable[[Tables, str], T]) -> Iterator[T]:
     """Read tables at the tip, at every version that a tag or a snapshot holds, and at the tip again if it has moved.
 
-    All of these as they are now, whatever the session has seen before. The tip comes again so that what is restored, or committed by a process whose
-    lease was looked at before, is seen at least once.
+    All of these as they are now, whatever the session has seen before. The tip comes again so that what is restored, or
+    committed by a process whose lease was looked at before, is seen at least once.
     """
     tables = catalog.tables
 
@@ -169,9 +153,10 @@ def kept_versions(catalog: Catalog, names: Sequence[str], read: Callable[[Tables
 
 
 def reached_folders(catalog: Catalog) -> set[str]:
-    """Return the folders of the Zarr store that a kept view names: by the uids in its tables, and the bundles in the facts of its datasets.
+    """Return the folders of the Zarr store that a kept view names.
 
-    Read from the columns as they are stored, so that a damaged record frees nothing.
+    By the uids in its tables, and the bundles in the facts of its datasets. Read from the columns as they are stored,
+    so that a damaged record frees nothing.
     """
 
     def read(tables: Tables, name: str) -> set[str]:
@@ -240,8 +225,8 @@ def repair_assets(sweep: Sweep) -> None:
 def free_folders(sweep: Sweep) -> None:
     """Delete folders that no kept view reaches and no living process has a lease on.
 
-    The tip is read before and, as it is then, after the leases are looked at, and every kept version last. So a dataset that is committed, or caught
-    by a snapshot and dropped, while this runs, is seen in at least one of them.
+    The tip is read before and, as it is then, after the leases are looked at, and every kept version last. So a dataset
+    that is committed, or caught by a snapshot and dropped, while this runs, is seen in at least one of them.
     """
     catalog = sweep.catalog
     # Bundles that datasets share have leases, too, from before they are written until records name them.
@@ -366,9 +351,10 @@ def repair_snapshot_tags(sweep: Sweep) -> None:
 
 
 def remove_stray_tags(sweep: Sweep) -> None:
-    """Remove tags without a snapshot or purge; a purge removes its own, and those of snapshots that are being taken, too.
+    """Remove tags without a snapshot or purge.
 
-    Tags are read before snapshots, so that a concurrent snapshot is not affected.
+    A purge removes its own, and those of snapshots that are being taken, too. Tags are read before snapshots, so that a
+    concurrent snapshot is not affected.
     """
     tables = sweep.catalog.tables
     tags = for_tables(sweep.catalog, tables.tag_names, sweep.table_names())

@@ -32,24 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The cells to delete at a version of the table of cells.
+    """The cells to delete at a version of the table of cells."""
 
-    Parameters
-    ----------
-    rows : dict of str to pyarrow.Table
-        Dataset uid -> ``row`` and ``uid`` of its cells to delete.
-    addresses : pyarrow.Array
-        Where they are in the table.
-    counts : dict
-        Dataset uid -> group or result -> how many of them, and how many entries of theirs, it has.
-    notes : list of str
-        How many these are of how many, by dataset.
-    """
-
-    rows: dict[str, pa.Table]
-    addresses: pa.Array
+    rows: dict[str, pa.Table]  # dataset uid -> ``row`` and ``uid`` of its cells to delete
+    addresses: pa.Array  # where they are in the table
+    # dataset uid -> group or result -> how many of them, and how many entries of theirs, it has
     counts: dict[str, dict[str, tuple[int, int]]]
-    notes: list[str]
+    notes: list[str]  # how many these are of how many, by dataset
 
 
 def delete_cells(
@@ -57,33 +46,12 @@ def delete_cells(
 ) -> "MaintenanceReport":
     """Delete cells from the tip; snapshots that have them keep them.
 
-    The record of what is deleted is written first: condition, number of cells of each dataset, and the hash of a file of each
-    with their rows. Then the cells of all datasets go in one commit. A process that dies in between has deleted nothing: a record
-    whose cells are there has no effect, and `repair` and the next deletion remove it.
+    The record of what is deleted is written first: condition, number of cells of each dataset, and the hash of a file
+    of each with their rows. Then the cells of all datasets go in one commit. A process that dies in between has deleted
+    nothing: a record whose cells are there has no effect, and `repair` and the next deletion remove it.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    uids : pyarrow.Array
-        The cells.
-    where : str
-        How they were chosen.
-    given : bool
-        Whether the caller named the uids, so that each must be that of a cell; those that a condition chose may be gone meanwhile.
-    dry_run : bool
-        Report, and delete nothing.
-
-    Raises
-    ------
-    NotFoundError
-        If a given uid is that of no cell.
-    QueryError
-        If a dataset would be left without cells.
-    ConflictError
-        If a purge is unfinished, or other writers, among them another deletion, win every retry.
-    CorruptError
-        If the cells of a dataset, or the rows deleted before, are damaged.
+    `where` says how the cells were chosen. With `given`, the caller named the uids, so that each must be that of a
+    cell; those that a condition chose may be gone meanwhile.
     """
     catalog = catalog.session("delete_cells()")
     deletion = DeletionRecord(uid=new_uid(), where=where, owner={**this_process(), "thread": threading.get_ident()})
@@ -231,12 +199,10 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array, *, given: bool) -> _Pla
 def _read_cells(
     at: Catalog, index: UidIndex, counts: dict[str, dict[str, tuple[int, int]]]
 ) -> tuple[dict[str, pa.Array], pa.Array]:
-    """Read the cells of the datasets that `counts` names, and fill it: of the chosen ones, which have a row or a vector in something.
+    """Read the cells of the datasets that `counts` names, and fill it.
 
-    Returns
-    -------
-    (dict of str to pyarrow.Array, pyarrow.Array)
-        Dataset uid -> uids of its cells, in table order; and the addresses of the chosen ones.
+    Of the chosen cells, it gets how many have a row or a vector in something, and how many entries. Returns the uids of
+    all cells by dataset uid, in table order, and the addresses of the chosen ones.
     """
     datasets = [*counts]
     if not datasets:
@@ -308,13 +274,7 @@ def remove_dead_deletions(catalog: Catalog) -> list[str]:
 
 
 def refuse_running_deletion(catalog: Catalog, action: str) -> None:
-    """Raise if a process is deleting cells, whose record an action would take away.
-
-    Raises
-    ------
-    ConflictError
-        Naming the process.
-    """
+    """Raise if a process is deleting cells, whose record an action would take away."""
     _refuse_running(catalog, catalog, action)
 
 
@@ -338,13 +298,7 @@ def _is_running(catalog: Catalog, record: DeletionRecord) -> bool:
 
 
 def rows_left(catalog: Catalog, record: DatasetRecord) -> NDArray[np.int64] | None:
-    """Return the rows of a dataset's cells that were not deleted, ascending; None if none was.
-
-    Raises
-    ------
-    CorruptError, NotFoundError
-        If a file that lists deleted rows is damaged or missing.
-    """
+    """Return the rows of a dataset's cells that were not deleted, ascending; None if none was."""
     if not any(record.uid in deletion.datasets for deletion in catalog.deletions()):
         return None
     return _rows_left(catalog, catalog, record)

@@ -64,48 +64,28 @@ _SHOWN = 10
 class Resolved:
     """What some names mean.
 
-    Parameters
-    ----------
-    uids : tuple of str
-        One per name found, in the asked order.
-    matched_by : tuple of str
-        ``"uid"``, ``"id"`` (an accession), ``"symbol"`` (or another name that is the feature's only one), ``"previous symbol"`` or
-        ``"alias"`` for each; ``"symbol in another case"`` where only one feature has a symbol that differs in case.
-    unknown : tuple of str
-        Names that nothing answers to.
-    ambiguous : mapping of str to tuple of str
-        Name -> the uids of all features that answer to it.
+    For each of `uids`, `matched_by` is ``"uid"``, ``"id"`` (an accession), ``"symbol"`` (or another name that is the
+    feature's only one), ``"previous symbol"``, ``"alias"``, or ``"symbol in another case"`` where only one feature has
+    a symbol that differs in case.
     """
 
-    uids: tuple[str, ...]
+    uids: tuple[str, ...]  # one per name found, in the asked order
     matched_by: tuple[str, ...]
-    unknown: tuple[str, ...] = ()
-    ambiguous: Mapping[str, tuple[str, ...]] | None = None
+    unknown: tuple[str, ...] = ()  # names that nothing answers to
+    ambiguous: Mapping[str, tuple[str, ...]] | None = None  # name -> the uids of all features that answer to it
 
 
 @dataclass(frozen=True)
 class Registry:
-    """All features of one space, read once.
-
-    Parameters
-    ----------
-    space : str
-        Feature space.
-    table : pyarrow.Table
-        Rows of the registry table, in the order of registration.
-    identity : pyarrow.Table or None
-        Rows of `_feature_identity` of this space; None where the atlas, or the snapshot, has no such table yet, and every feature
-        counts as itself.
-    facts : pyarrow.Table or None
-        Rows of `_feature_facts` of this space, which `table` agrees with; None where no gene table is in use.
-    measured : callable or None
-        Gives for some uids the names of the datasets that measured each, for messages.
-    """
+    """All features of one space, read once."""
 
     space: str
-    table: pa.Table
+    table: pa.Table  # rows of the registry table, in the order of registration
+    # rows of `_feature_identity` of this space; None where there is no such table: each feature counts as itself
     identity: pa.Table | None = None
+    # rows of `_feature_facts` of this space, which `table` agrees with; None where no gene table is in use
     facts: pa.Table | None = None
+    # gives for some uids the names of the datasets that measured each, for messages
     measured: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] | None = field(
         default=None, repr=False, compare=False
     )
@@ -237,20 +217,12 @@ class Registry:
     def resolve(self, names: Sequence[str], *, follow: bool = True) -> Resolved:
         """Return what some names mean.
 
-        A name is a uid, else an accession (with or without its version), else a symbol, else a previous symbol, else an alias.
-
-        Parameters
-        ----------
-        names : sequence of str
-            In any mixture; the asked order is kept. Case counts, unless only the symbol of one feature differs in nothing else. ``organism:name`` asks among the features of one organism,
-            ``namespace:name`` among those with an accession of this namespace, or with ``symbol`` among those without;
-            ``Antibody Capture:name`` among those of this 10x feature type, which else come after genes.
-        follow : bool
-            Whether a feature that counts as another is answered by that other, or by itself.
-
-        Returns
-        -------
-        Resolved
+        A name is a uid, else an accession (with or without its version), else a symbol, else a previous symbol, else an
+        alias. Names may be of any mixture of these; the asked order is kept. Case counts, unless only the symbol of one
+        feature differs in nothing else. ``organism:name`` asks among the features of one organism, ``namespace:name``
+        among those with an accession of this namespace, or with ``symbol`` among those without;
+        ``Antibody Capture:name`` among those of this 10x feature type, which else come after genes. With `follow`, a
+        feature that counts as another is answered by that other, else by itself.
         """
         found: list[tuple[str, str]] = []
         unknown: list[str] = []
@@ -313,13 +285,7 @@ class Registry:
         return self._lookup(name, known, among, follow=follow)
 
     def require(self, names: Sequence[str], *, follow: bool = True, once: bool = True) -> tuple[str, ...]:
-        """Resolve names, all of them; see `resolve`. A feature may be asked for twice unless `once`.
-
-        Raises
-        ------
-        FeatureError
-            Naming every unknown (with near misses), ambiguous and repeated name.
-        """
+        """Resolve names, all of them; see `resolve`. A feature may be asked for twice unless `once`."""
         resolved = self.resolve(names, follow=follow)
         if resolved.unknown or resolved.ambiguous:
             parts = []
@@ -377,14 +343,10 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
 
 
 def read_ahead(catalog: Catalog) -> "Future[None]":
-    """Open the tables of a snapshot in an object store concurrently, and read the small ones that every query needs; they stay in memory.
+    """Open the tables of a snapshot in an object store side by side, and read the small ones that every query needs.
 
-    Errors are not raised here, but by the code that uses the data.
-
-    Returns
-    -------
-    concurrent.futures.Future
-        Ends when the layouts were read; cells can be read meanwhile.
+    What was read stays in memory. Errors are not raised here, but by the code that uses the data. The future ends when
+    the layouts were read; cells can be read meanwhile.
     """
     known = catalog._memo.get("ahead")
     if isinstance(known, Future):
@@ -448,21 +410,8 @@ def find_datasets_with_features(
 ) -> dict[str, tuple[str, ...]]:
     """Find the datasets that measured some features, from the layouts alone.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned; works before ``optimize()`` too.
-    space : str
-        Feature space.
-    names : sequence of str
-        Uids, ids or symbols.
-    every : bool
-        Whether a dataset must have measured all of them, or any.
-
-    Returns
-    -------
-    dict
-        Dataset uid -> the asked names that it measured, in the asked order.
+    Works before ``optimize()`` too. `names` are uids, ids or symbols; with `every`, a dataset must have measured all of
+    them, else any. Returns dataset uid -> the asked names that it measured, in the asked order.
     """
     found, _ = presence(catalog, space, names)
     return {
@@ -477,21 +426,9 @@ def presence(
 ) -> tuple[dict[str, NDArray[np.bool_]], list[str]]:
     """Find out which datasets measured which features, from the layouts alone.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned; works before ``optimize()`` too.
-    space : str
-        Feature space.
-    names : sequence of str or None
-        Uids, ids or symbols; None takes all features that do not count as another one.
-
-    Returns
-    -------
-    measured : dict of str to (n_features,) bool
-        By uid of the dataset, in the order of adding.
-    uids : list of str
-        The features.
+    Works before ``optimize()`` too. `names` are uids, ids or symbols; None takes all features that do not count as
+    another one. Returns which features each dataset measured, (n_features,), by uid of the dataset and in the order of
+    adding; and the uids of the features.
     """
     registry = read_registry(catalog, space)
     tables = {
@@ -558,51 +495,32 @@ class Pair(NamedTuple):
 
 @dataclass
 class Orthologs:
-    """What the tables say of the orthologs of one organism's genes.
+    """What the tables say of the orthologs of one organism's genes."""
 
-    Parameters
-    ----------
-    organism : str
-        Its common name.
-    one : dict of str to Pair
-        Accession of another organism -> its only ortholog, of which it is the only one in its organism.
-    several : dict of str to list of Pair
-        Accession of another organism -> its orthologs, where there are several, or the ortholog has several.
-    names : dict of (str, str) to str
-        Organism and symbol -> accession, where the tables give a symbol to one gene of the organism.
-    evidence : dict of str to str
-        Table -> how it is cited.
-    """
-
-    organism: str
+    organism: str  # its common name
+    # accession of another organism -> its only ortholog, of which it is the only one in its organism
     one: dict[str, Pair] = field(default_factory=dict)
+    # accession of another organism -> its orthologs, where there are several, or the ortholog has several
     several: dict[str, list[Pair]] = field(default_factory=dict)
+    # organism and symbol -> accession, where the tables give a symbol to one gene of the organism
     names: dict[tuple[str, str], str] = field(default_factory=dict)
-    evidence: dict[str, str] = field(default_factory=dict)
+    evidence: dict[str, str] = field(default_factory=dict)  # table -> how it is cited
 
 
 @dataclass(frozen=True)
 class OrthologFeatures:
     """The features of a registry, those of other organisms counting as their one-to-one orthologs of one organism.
 
-    Parameters
-    ----------
-    registry : Registry
-        Features count as in the mapping of before, and as their orthologs. Where no feature is the ortholog, the feature that stands for
-        it has its names.
-    joined, several : mapping of str to (tuple of) Pair
-        Uid of a feature of another organism -> its ortholog, or the orthologs of which none is one to one.
-    gene_of : mapping of str to str
-        Uid of a feature that counts as itself -> the accession of its gene.
-    evidence : mapping of str to str
-        Table -> how it is cited.
+    In `registry`, features count as in the mapping of before, and as their orthologs. Where no feature is the ortholog,
+    the feature that stands for it has its names.
     """
 
     registry: Registry
-    joined: Mapping[str, Pair]
+    joined: Mapping[str, Pair]  # uid of a feature of another organism -> its ortholog
+    # uid of a feature of another organism -> its orthologs, of which none is one to one
     several: Mapping[str, tuple[Pair, ...]]
-    gene_of: Mapping[str, str]
-    evidence: Mapping[str, str]
+    gene_of: Mapping[str, str]  # uid of a feature that counts as itself -> the accession of its gene
+    evidence: Mapping[str, str]  # table -> how it is cited
 
     def lacking(self, uids: Iterable[str]) -> list[str]:
         """Format the orthologs of some features that do not count as them, since they are not one to one."""
@@ -622,13 +540,7 @@ class OrthologFeatures:
 
 
 def check_organism(catalog: Catalog, organism: str) -> str:
-    """Return the common name of an organism whose orthologs some table gives.
-
-    Raises
-    ------
-    QueryError
-        If there is no such table.
-    """
+    """Return the common name of an organism whose orthologs some table gives."""
     name = organism_name(organism)
     known = sorted({one for info in list_tables(catalog) if info.kind == ORTHOLOGS for one in info.organisms})
     if name not in known:
@@ -643,8 +555,8 @@ def check_organism(catalog: Catalog, organism: str) -> str:
 def find_orthologs(catalog: Catalog, organism: str) -> Orthologs:
     """Decide which genes are orthologs one to one.
 
-    A pair is one to one if the table says so, and neither gene is in another pair of these organisms. Of several tables, Ensembl's decides
-    for the genes that it lists, then HCOP's; equal ones must agree.
+    A pair is one to one if the table says so, and neither gene is in another pair of these organisms. Of several
+    tables, Ensembl's decides for the genes that it lists, then HCOP's; equal ones must agree.
     """
     found = Orthologs(organism)
     tables = read_orthologs(catalog)
@@ -693,16 +605,9 @@ def map_to_orthologs(
 ) -> OrthologFeatures:
     """Let the features of other organisms count as their one-to-one orthologs of one organism.
 
-    Parameters
-    ----------
-    registry : Registry
-        Features, and which of them count as others.
-    catalog : Catalog
-        At the version whose tables and links are used.
-    organism : str
-        Common name.
-    as_given : bool
-        Whether the registry has no mapping; then only features with an accession have orthologs.
+    `registry` has features, and which of them count as others; with `as_given` it has no such mapping, and only
+    features with an accession have orthologs. `catalog` is at the version whose tables and links are used. `organism`
+    is the common name.
     """
     orthologs = find_orthologs(catalog, organism)
     gene_of = _genes_of(registry, catalog, orthologs, as_given=as_given)

@@ -39,24 +39,12 @@ Check = Callable[[], list[Problem]]
 
 @dataclass(frozen=True)
 class _Part:
-    """Something whose bytes are checked together.
-
-    Parameters
-    ----------
-    name : str
-        What it is.
-    digest : str
-        Hash of all that is recorded of it.
-    paths : tuple of str
-        Where its files are, below the Zarr store.
-    checks : tuple of callable
-        They read it and return problems.
-    """
+    """Something whose bytes are checked together."""
 
     name: str
-    digest: str
-    paths: tuple[str, ...]
-    checks: tuple[Check, ...]
+    digest: str  # hash of all that is recorded of it
+    paths: tuple[str, ...]  # where its files are, below the Zarr store
+    checks: tuple[Check, ...]  # they read it and return problems
 
 
 def check_files(
@@ -67,21 +55,14 @@ def check_files(
     incremental: bool = False,
     executor: Executor | Workers | None = None,
 ) -> None:
-    """Read all bytes once.
+    """Read all bytes once: of all snapshots and the newest state, or of the snapshot that `catalog` is pinned to.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip, which includes all snapshots, or pinned to one.
-    found : Validation
-        Gets what was read, and problems: of the records themselves, ``table-file``, ``marker-table``, of the rules of `check_copy`, `check_frames`, `check_deleted_rows`,
-        `check_specs` and `check_bytes`, ``store-files``, and ``unreadable`` where a record cannot be read.
-    before : Catalog or None
-        A snapshot whose files are not read.
-    incremental : bool
-        Skip what an earlier call with this argument found sound and what has not changed since.
-    executor : Executor, Workers or None
-        Whose workers read.
+    `found` gets what was read, and problems: of the records themselves, ``table-file``, ``marker-table``, of the rules
+    of `check_copy`, `check_frames`, `check_bundle`, `check_deleted_rows`, `check_specs`, `check_bytes` and
+    `check_groups`, ``store-files``, and ``unreadable`` where a record cannot be read.
+
+    Files of the snapshot `before` are not read. `incremental` skips what an earlier call with this argument found sound
+    and what has not changed since. The workers of `executor` read.
     """
     records = [catalog.snapshot] if catalog.snapshot is not None else list_versions(catalog)
     files, problems = _recorded_files(catalog, records, head=catalog.snapshot is None)
@@ -223,7 +204,8 @@ def _recorded_files(
 ) -> tuple[dict[str, FileEntry], list[Problem]]:
     """Return what is recorded of the table files that snapshots reach, by path, and what is wrong with the records.
 
-    With `head`, the list of snapshots and their tags are included. Rules ``root``, ``manifest``, and the note ``unverified-files``.
+    With `head`, the list of snapshots and their tags are included. Rules ``root``, ``manifest``, and the note
+    ``unverified-files``.
     """
     problems, files = [], dict[str, FileEntry]()
     for record in records:

@@ -45,69 +45,33 @@ LEVELS = ("symbol", "previous symbol", "alias")
 
 @dataclass(frozen=True)
 class Claim:
-    """A gene that may have some name.
+    """A gene that may have some name."""
 
-    Parameters
-    ----------
-    level : int
-        `SYMBOL`, `PREVIOUS` or `ALIAS`.
-    rank : int
-        Who says so: 0 the authority that names genes, 1 an annotation.
-    gene : str
-        Accession that stands for the gene.
-    organism : str
-        Common name.
-    evidence : str
-        For people.
-    table : str
-        The table that says so.
-    """
-
-    level: int
-    rank: int
-    gene: str
-    organism: str
-    evidence: str
-    table: str
+    level: int  # `SYMBOL`, `PREVIOUS` or `ALIAS`
+    rank: int  # who says so: 0 the authority that names genes, 1 an annotation
+    gene: str  # accession that stands for the gene
+    organism: str  # common name
+    evidence: str  # for people
+    table: str  # the table that says so
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the tables know of one gene.
+    """What the tables know of one gene."""
 
-    Parameters
-    ----------
-    symbol : str or None
-        Of the best table that has one.
-    source : str
-        That table and its release.
-    previous, aliases : tuple of str
-        Other names; other accessions of the gene are among the aliases.
-    biotype : str or None
-        Of the first table that has one.
-    """
-
-    symbol: str | None
-    source: str
+    symbol: str | None  # of the best table that has one
+    source: str  # that table and its release
     previous: tuple[str, ...]
-    aliases: tuple[str, ...]
-    biotype: str | None
+    aliases: tuple[str, ...]  # other names and, unlike in `previous`, other accessions of the gene
+    biotype: str | None  # of the best table that has one
 
 
 @dataclass(frozen=True)
 class Genes:
-    """The gene tables in use.
-
-    Parameters
-    ----------
-    infos : tuple of GeneTableInfo
-        Which they are.
-    rows : pyarrow.Table
-        Of `GENES_SCHEMA`, in any order.
-    """
+    """The gene tables in use."""
 
     infos: tuple[GeneTableInfo, ...]
-    rows: pa.Table
+    rows: pa.Table  # of `GENES_SCHEMA`, in any order
 
     @cached_property
     def info_of(self) -> dict[str, GeneTableInfo]:
@@ -215,13 +179,7 @@ def read_orthologs(catalog: Catalog) -> tuple[tuple[GeneTableInfo, ...], pa.Tabl
 
 
 def read_rows(catalog: Catalog, stored: str, schema: pa.Schema, infos: Sequence[GeneTableInfo]) -> pa.Table:
-    """Read the rows of some of the tables that are stored as one.
-
-    Raises
-    ------
-    CorruptError
-        If the columns are not those of the schema.
-    """
+    """Read the rows of some of the tables that are stored as one."""
     rows = catalog.tables.read(stored)
     if rows.schema.names != schema.names or rows.schema.types != schema.types:
         raise _damaged(stored)
@@ -246,13 +204,7 @@ def _infos(catalog: Catalog, stored: str) -> tuple[GeneTableInfo, ...]:
 
 
 def put_tables(catalog: Catalog, tables: Sequence[GeneTable]) -> None:
-    """Keep tables in the atlas; one of a name that is there already replaces it.
-
-    Raises
-    ------
-    DuplicateError
-        If a table of another kind has such a name.
-    """
+    """Keep tables in the atlas; one of a name that is there already replaces it."""
     catalog = catalog.session("identity.load()")
     kind_of = {info.name: info.kind for info in list_tables(catalog)}
     for table in tables:
@@ -271,13 +223,7 @@ def put_tables(catalog: Catalog, tables: Sequence[GeneTable]) -> None:
 
 
 def remove_table(catalog: Catalog, name: str) -> None:
-    """Remove a table from the atlas; snapshots keep it.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such table.
-    """
+    """Remove a table from the atlas; snapshots keep it."""
     catalog = catalog.session("identity.remove()")
     info = next((info for info in list_tables(catalog) if info.name == name), None)
     if info is None:
@@ -290,13 +236,7 @@ def remove_table(catalog: Catalog, name: str) -> None:
 
 
 def restore_tables(catalog: Catalog, then: Catalog) -> None:
-    """Make the tables of a snapshot the newest again.
-
-    Parameters
-    ----------
-    catalog, then : Catalog
-        At the tip, and pinned to the snapshot.
-    """
+    """Make the tables of a snapshot, `then`, the newest again."""
     for kind, (stored, schema) in _STORED.items():
         if not catalog.tables.has(stored):
             continue
@@ -309,9 +249,9 @@ def restore_tables(catalog: Catalog, then: Catalog) -> None:
 
 
 def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fresh: Sequence[GeneTable]) -> bool:
-    """Take some tables away and put others in, as one commit; return whether that changed anything, else nothing is written.
+    """Take some tables away and put others in, as one commit; return whether that changed anything.
 
-    A table that is loaded again unchanged keeps the time at which the atlas got it.
+    If not, nothing is written. A table that is loaded again unchanged keeps the time at which the atlas got it.
     """
     ensure_table(catalog.tables, stored, schema)
 
@@ -364,25 +304,15 @@ class _Candidate:
 class NamedFeatures:
     """What became of the features that are known by a name alone.
 
-    Parameters
-    ----------
-    joined : dict of int to int
-        Registry row -> the row that it counts as.
-    evidence : dict of int to str
-        Why, for those that joined.
-    sources : dict of int to str
-        The gene table that says so, for those that joined by one.
-    ambiguous : dict of int to tuple of int
-        Registry row -> the rows that it may be, where there are several.
-    genes : dict of int to str
-        Registry row -> the gene that it is by the tables, for features that have an accession or stand for others of their gene.
+    `genes` has features that have an accession or stand for others of their gene.
     """
 
-    joined: dict[int, int] = field(default_factory=dict)
-    evidence: dict[int, str] = field(default_factory=dict)
-    sources: dict[int, str] = field(default_factory=dict)
+    joined: dict[int, int] = field(default_factory=dict)  # registry row -> the row that it counts as
+    evidence: dict[int, str] = field(default_factory=dict)  # why, for those that joined
+    sources: dict[int, str] = field(default_factory=dict)  # the gene table that says so, for those that joined by one
+    # registry row -> the rows that it may be, where there are several
     ambiguous: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    genes: dict[int, str] = field(default_factory=dict)
+    genes: dict[int, str] = field(default_factory=dict)  # registry row -> the gene that it is by the tables
 
     def join(self, row: int, into: int, why: _Candidate) -> None:
         """Let a row count as another."""
@@ -394,18 +324,9 @@ class NamedFeatures:
 class NameResolver:
     """Finds the gene of each feature that is known by a name alone.
 
-    Parameters
-    ----------
-    registry : pyarrow.Table
-        Rows of a feature registry.
-    ids : pyarrow.ChunkedArray of str
-        For each row the accession that stands for its gene, or its name.
-    accession : (n_features,) bool
-        Which rows have an accession.
-    target : (n_features,) int64
-        Row that each counts as by its accession, or as the first of its name and organism.
-    tables : Genes or None
-        The gene tables in use.
+    For each row of the feature registry, `ids` has the accession that stands for its gene, or its name; `accession`,
+    (n_features,), is whether it has an accession; and `target`, (n_features,), is the row that it counts as by its
+    accession, or as the first of its name and organism. `tables` are the gene tables in use.
     """
 
     def __init__(
@@ -528,26 +449,11 @@ def _rows_by_text(column: pa.ChunkedArray, wanted: pa.Array) -> dict[str, list[i
 def find_connected_rows(
     registry: pa.Table, touched: pa.Array, links: Mapping[str, str | None], tables: Genes | None
 ) -> NDArray[np.int64]:
-    """Return the rows of a registry that are connected with some features, theirs included.
+    """Return the rows of a registry that are connected with some features, theirs included, ascending.
 
-    Features are connected by a common id, symbol or alias, by a gene whose names or accessions they have, and by a link made by hand.
-    What a feature counts as depends on features that it is connected with, and on no others.
-
-    Parameters
-    ----------
-    registry : pyarrow.Table
-        Rows of a feature registry.
-    touched : pyarrow.Array of str
-        Feature uids.
-    links : mapping of str to str or None
-        Links made by hand, feature uid -> target uid.
-    tables : Genes or None
-        The gene tables in use.
-
-    Returns
-    -------
-    (n_rows,) int64
-        Ascending.
+    Features are connected by a common id, symbol or alias, by a gene whose names or accessions they have, and by a link
+    made by hand. What a feature counts as depends on features that it is connected with, and on no others. `touched`
+    are feature uids; `links` are made by hand, feature uid -> target uid.
     """
     owners, texts = _nodes(registry, links, tables)
     # Genes and links are nodes too, numbered after the rows; they connect rows but are not returned.

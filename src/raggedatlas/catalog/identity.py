@@ -99,56 +99,35 @@ class _Said:
 
 @dataclass(frozen=True)
 class Identity:
-    """What follows from one registry and the links made by hand.
+    """What follows from one registry and the links made by hand; rows are those of the registry."""
 
-    Parameters
-    ----------
-    target : (n_features,) int64
-        Registry row that each feature counts as; its own where it counts as itself.
-    evidence : mapping of int to str
-        Registry row -> why it counts as another.
-    sources : mapping of int to str
-        Registry row -> the gene table by which it counts as another.
-    by_hand : frozenset of int
-        Registry rows whose link was made by hand, those that stand alone by hand included.
-    ambiguous : mapping of int to tuple of int
-        Registry row -> the features that it may be the same as, where there are several; it stands alone.
-    genes : mapping of int to str
-        Registry row of a feature that counts as itself -> the accession by which the gene tables know its gene.
-    """
-
-    target: NDArray[np.int64]
-    evidence: Mapping[int, str]
-    sources: Mapping[int, str]
-    by_hand: frozenset[int]
+    target: NDArray[np.int64]  # (n_features,): row that each feature counts as; its own where it counts as itself
+    evidence: Mapping[int, str]  # row -> why it counts as another
+    sources: Mapping[int, str]  # row -> the gene table by which it counts as another
+    by_hand: frozenset[int]  # rows whose link was made by hand, those that stand alone by hand included
+    # row -> the features that it may be the same as, where there are several; it stands alone
     ambiguous: Mapping[int, tuple[int, ...]]
+    # row of a feature that counts as itself -> the accession by which the gene tables know its gene
     genes: Mapping[int, str]
 
 
 def derive_identity(
     registry: pa.Table, space: str, links: Mapping[str, str | None], tables: Genes | None = None
 ) -> Identity:
-    """Return which features of a registry are the same.
+    """Return which features of a registry, whose rows may be in any order, are the same.
 
-    Features with the same accession are the same, and so are those with the same name and organism. A feature known by a name alone is the gene that has this name as its symbol, else
-    as a previous symbol, else as an alias; the first of these that any gene of a compatible organism has decides. It joins the one
-    feature with an accession of these genes; where there are several, the one that the authority names so, else none. Where none is
-    registered, features whose names mean one gene join each other. A feature that no gene claims, and whose organism is unknown, is
-    the one feature known by its name of a known organism. What stands among genes and is none, such as an antibody, joins nothing by
-    its name. Symbols and aliases are those of the gene tables; a file's symbol stands
-    for a gene that no table knows, and is else an alias. Links made by hand come before all of these, and no automatic row may close
-    a circle with them.
+    Features with the same accession are the same, and so are those with the same name and organism. A feature known by
+    a name alone is the gene that has this name as its symbol, else as a previous symbol, else as an alias; the first of
+    these that any gene of a compatible organism has decides. It joins the one feature with an accession of these genes;
+    where there are several, the one that the authority names so, else none. Where none is registered, features whose
+    names mean one gene join each other. A feature that no gene claims, and whose organism is unknown, is the one
+    feature known by its name of a known organism. What stands among genes and is none, such as an antibody, joins
+    nothing by its name. Symbols and aliases are those of the gene tables; a file's symbol stands for a gene that no
+    table knows, and is else an alias. Links made by hand come before all of these, and no automatic row may close a
+    circle with them.
 
-    Parameters
-    ----------
-    registry : pyarrow.Table
-        Rows of a feature registry, in any order.
-    space : str
-        Its feature space.
-    links : mapping of str to str or None
-        Feature uid -> the uid that it is the same as by hand; None keeps it apart from all others.
-    tables : Genes or None
-        The gene tables in use; they speak of gene expression alone.
+    `links` maps a feature uid to the uid that it is the same as by hand; None keeps it apart from all others. `tables`
+    are the gene tables in use, which speak of gene expression alone.
     """
     tables = tables if space == GENE_SPACE else None
     uids = registry.column("uid").to_pylist()
@@ -286,7 +265,8 @@ def active_links(links: pa.Table, space: str) -> dict[str, str | None]:
 def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
     """Bring `_feature_identity` up to date, and return whether it, or what gene tables know of features, changed.
 
-    After new or changed features, what is derived anew is those connected with them; after a change of links or gene tables, all.
+    After new or changed features, what is derived anew is those connected with them; after a change of links or gene
+    tables, all.
     """
     catalog = catalog.session("identity.update()")
 
@@ -486,31 +466,12 @@ def change_links(
     catalog: Catalog, space: str, registry: pa.Table, links: Mapping[str, str | None], *, revoke: Iterable[str] = (),
     evidence: str = "by hand", read_version: int | None = None,
 ) -> None:  # fmt: skip
-    """Make links by hand, and revoke others; a feature's newest link replaces the one before. Nothing changes if one is refused.
+    """Make links by hand, and revoke others; a feature's newest link replaces the one before.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    space : str
-        Feature space.
-    registry : pyarrow.Table
-        Its registry.
-    links : mapping of str to str or None
-        Feature uid -> target uid, or None to keep it apart from all others.
-    revoke : iterable of str
-        Feature uids whose link is taken back.
-    evidence : str
-        Why, for people.
-    read_version : int or None
-        The version of the links (`links_version`) by which this was decided.
-
-    Raises
-    ------
-    FeatureError
-        If a link leads to itself or closes a circle.
-    ConflictError
-        If the links have changed since `read_version`.
+    Nothing changes if one is refused. `links` maps a feature uid to the target uid, or to None to keep it apart from
+    all others. `revoke` are feature uids whose link is taken back. `evidence` says why, for people. `read_version` is
+    the version of the links (`links_version`) by which this was decided: if they have changed since, it raises
+    `ConflictError`; without it, the commit is repeated when another writer commits first.
     """
     catalog = catalog.session("identity.link()")
     ensure_table(catalog.tables, LINKS, LINKS_SCHEMA)
@@ -552,13 +513,7 @@ def change_links(
 
 
 def restore_links(catalog: Catalog, then: Catalog) -> None:
-    """Make the links of a snapshot the newest again.
-
-    Parameters
-    ----------
-    catalog, then : Catalog
-        At the tip, and pinned to the snapshot.
-    """
+    """Make the links of a snapshot, `then`, the newest again."""
     if not catalog.tables.has(LINKS):
         return
     links = read_links(then, revoked=True).cast(LINKS_SCHEMA)

@@ -37,19 +37,11 @@ def write_manifest(
 ) -> str:
     """Write the manifest of some table versions, and return its SHA-256, which is also its name.
 
-    Files never change once they are written, so those that an earlier snapshot reaches are not read again. Nothing refers to
-    the manifest until a snapshot names it; `remove_manifests` removes one that no snapshot names.
+    Files never change once they are written, so those that an earlier snapshot reaches are not read again. Nothing
+    refers to the manifest until a snapshot names it; `remove_manifests` removes one that no snapshot names.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    versions : mapping of str to int
-        Table -> version, each held by a tag.
-    before, known : mapping of str to int, Files
-        What `last_manifest` returned.
-    hashed : dict of str to FileEntry, or None
-        Files that were hashed for other manifests; gets those that are hashed now.
+    Each of the versions must be held by a tag. `before` and `known` are what `last_manifest` returned. `hashed` has
+    files that were hashed for other manifests, and gets those that are hashed now.
     """
     tables = catalog.newest_tables()
     hashed = {} if hashed is None else hashed
@@ -75,13 +67,7 @@ def _list_files(tables: Tables, versions: Mapping[str, int]) -> set[str]:
 
 
 def recorded_hashes(view: Catalog) -> dict[str, str]:
-    """Return what is recorded of everything that a snapshot reaches: path below the atlas -> hash; no data are read.
-
-    Parameters
-    ----------
-    view : Catalog
-        Pinned to a snapshot.
-    """
+    """Return what is recorded of everything that a snapshot reaches: path below the atlas -> hash; no data are read."""
     files = {} if view.snapshot is None else read_manifest(view, view.snapshot.manifest)
     found = {f"lance_db/{path}": entry.sha256 for path, entry in files.items()}
     return found | {f"zarr_store/{path}": identity for path, identity in inventory(view).identities.items()}
@@ -100,19 +86,13 @@ def seal_versions(
 ) -> Sequence[AtlasVersionRecord]:
     """Record the hashes of the current list of snapshots, and of the tags on the versions it names; return the list.
 
-    The list cannot name its own hash, so these are in a file of their own, the head. One that does not cover the newest version of
-    the list, because a process died before this call or another wrote since, says nothing; the next call writes it anew.
+    The list cannot name its own hash, so these are in a file of their own, the head. One that does not cover the newest
+    version of the list, because a process died before this call or another wrote since, says nothing; the next call
+    writes it anew.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    written : mapping of str to bytes
-        Files of tags that the caller has just written, by their paths below ``lance_db``, which need not be read.
-    records : sequence of AtlasVersionRecord or None
-        The snapshots at the version of their list that is held; None reads them.
-    before : callable
-        Called before anything is written; the tags must be there when it returns.
+    `written` are files of tags that the caller has just written, by their paths below ``lance_db``, which need not be
+    read. `records` are the snapshots at the version of their list that is held; None reads them. `before` is called
+    before anything is written; the tags must be there when it returns.
     """
     tables = catalog.newest_tables()
     known_tags = {path: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for path, data in written.items()}

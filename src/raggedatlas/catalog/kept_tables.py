@@ -35,35 +35,14 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KeptTable:
-    """A table that was computed of a snapshot.
+    """A table that was computed of a snapshot."""
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        As `model.frames.frame_to_arrow` makes it.
-    known : mapping
-        What is known of it.
-    """
-
-    table: pa.Table
-    known: Facts
+    table: pa.Table  # as `model.frames.frame_to_arrow` makes it
+    known: Facts  # what is known of it
 
 
 def read_kept(view: Catalog, asked: Facts) -> KeptTable | None:
-    """Return the table that is kept of a snapshot; None where there is none.
-
-    Parameters
-    ----------
-    view : Catalog
-        Pinned to a snapshot.
-    asked : mapping
-        What the table answers.
-
-    Raises
-    ------
-    CorruptError
-        If the file is not the one that was written.
-    """
+    """Return the table that is kept of a snapshot and answers what is asked; None where there is none."""
     server = view.location.server
     # The root hash of a snapshot does not cover what is computed of it, so a reader who relies on it alone computes anew.
     if view.snapshot is None or (isinstance(server, Gateway) and server.trusts_hashes):
@@ -86,19 +65,7 @@ def read_kept(view: Catalog, asked: Facts) -> KeptTable | None:
 
 
 def keep_table(catalog: Catalog, record: AtlasVersionRecord, asked: Facts, kept: KeptTable) -> None:
-    """Keep a table of a snapshot, unless the snapshot was dropped or purged meanwhile.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    record : AtlasVersionRecord
-        The snapshot.
-    asked : mapping
-        What the table answers.
-    kept : KeptTable
-        The table.
-    """
+    """Keep a table of a snapshot, and what it answers, unless the snapshot was dropped or purged meanwhile."""
     facts = json.dumps({"asked": asked, "known": kept.known}, sort_keys=True)
     data = encode_frame(kept.table.replace_schema_metadata({_ASKED: facts}))
     key = f"{MARKERS}/{record.root_hash}/{_key(asked)}.{hashlib.sha256(data).hexdigest()}.arrow"
@@ -111,13 +78,7 @@ def keep_table(catalog: Catalog, record: AtlasVersionRecord, asked: Facts, kept:
 
 
 def refuse_gone(catalog: Catalog, record: AtlasVersionRecord, error: AtlasError) -> NoReturn:
-    """Raise what an error of reading a snapshot is due to: a purge, another process that dropped the snapshot, or the error itself.
-
-    Raises
-    ------
-    ConflictError
-        If the snapshot is not what it was.
-    """
+    """Raise what an error of reading a snapshot is due to: a purge, another process that dropped the snapshot, or the error itself."""
     catalog.refuse_unfinished_purge("markers()")
     if not _is_listed(catalog, record):
         raise ConflictError(

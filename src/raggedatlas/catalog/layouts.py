@@ -32,30 +32,17 @@ BY_HAND = "by hand"
 
 
 def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
-    """Add features that the registry lacks, and correct those that it has; never touches an assigned index.
+    """Add features that the registry lacks, and correct those that it has; return how many are new.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    space : str
-        Feature space.
-    *given : pyarrow.Table
-        Column `uid`, in which no value comes twice, and any other columns of the registry. A known feature takes every value that
-        is given here and not null, but for its id, which stays, its symbol and organism: a symbol given by hand (`symbol_source`) replaces any, one
-        from a file only a bare id or a symbol from a file that comes after it in alphabetical order, so that the order of files
-        does not matter; a known organism stays. Every symbol ever given stays as an alias, and aliases add up. All tables go in
-        with one commit. New features get dense indices, counted on from the largest, unless the commit corrects others, too.
+    Each table has a column `uid`, in which no value comes twice, and any other columns of the registry. A known feature
+    takes every value that is given here and not null, but for its id, which stays, its symbol and organism: a symbol
+    given by hand (`symbol_source`) replaces any, one from a file only a bare id or a symbol from a file that comes
+    after it in alphabetical order, so that the order of files does not matter; a known organism stays. Every symbol
+    ever given stays as an alias, and aliases add up. An assigned index never changes.
 
-    Returns
-    -------
-    int
-        How many were new.
-
-    Raises
-    ------
-    SchemaError
-        If a table has columns that the registry lacks, or other values than the registry in `global_index`, which only the atlas assigns.
+    All tables go in with one commit. New features get dense indices, counted on from the largest, unless the commit
+    corrects others, too. A column that the registry lacks, and a `global_index`, which only the atlas assigns, that
+    differs from the registry's, are refused.
     """
     table = catalog.space(space).registry
     schema = catalog.tables.schema(table)
@@ -116,17 +103,10 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
 
 
 def reindex_registry(catalog: Catalog, space: str) -> int:
-    """Give every feature without one a dense index, counting on from the largest; an assigned index never changes.
+    """Give every feature without one a dense index, counting on from the largest; return how many.
 
-    Returns
-    -------
-    int
-        How many were assigned.
-
-    Raises
-    ------
-    CorruptError
-        If the assigned indices are not dense, so that counting on would spread damage.
+    An assigned index never changes. If the assigned ones are not dense, counting on would spread damage, and
+    `CorruptError` is raised.
     """
     table = catalog.space(space).registry
 
@@ -206,18 +186,10 @@ def _numbered(rows: pa.Table, known: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Unnumbered:
-    """Rows of layouts that `sync_layouts` has to change.
+    """Rows of layouts that `sync_layouts` has to change."""
 
-    Parameters
-    ----------
-    rows : pyarrow.Table
-        Those without an index.
-    repeated : pyarrow.Array
-        Row ids of those that another one repeats.
-    """
-
-    rows: pa.Table
-    repeated: pa.Array
+    rows: pa.Table  # those without an index
+    repeated: pa.Array  # row ids of those that another one repeats
 
 
 def unnumbered_layouts(catalog: Catalog) -> Unnumbered:
@@ -338,21 +310,11 @@ def _may_gain_aliases(old: pa.Table, given: pa.Table) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One ordered feature list.
+    """One ordered feature list."""
 
-    Parameters
-    ----------
-    uid : str
-        Content hash of the list.
-    features : (n_features,) object array of str
-        Feature uids; position = column in the group's arrays.
-    global_index : (n_features,) int64
-        Registry index of each; -1 where none has been assigned yet.
-    """
-
-    uid: str
-    features: NDArray[np.object_]
-    global_index: NDArray[np.int64]
+    uid: str  # content hash of the list
+    features: NDArray[np.object_]  # (n_features,): uids, as str; the position is the column in the group's arrays
+    global_index: NDArray[np.int64]  # (n_features,): registry index of each; -1 where none has been assigned yet
 
 
 def feature_set(feature_uids: Iterable[str]) -> str:
@@ -377,12 +339,8 @@ def records_with_features(
 def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> list[str]:
     """Write the missing ordered feature lists, with one commit, and return the uids of all.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    layouts : iterable of (sequence of str, (n_features,) int64)
-        Feature uids in column order, and the index that the registry has assigned to each so far; -1 for none.
+    A layout is the feature uids in column order, and (n_features,) the index that the registry has assigned to each so
+    far; -1 for none.
 
     Notes
     -----
@@ -422,26 +380,9 @@ def _read_whole(catalog: Catalog) -> bool:
 
 
 def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True) -> dict[str, Layout]:
-    """Read some layouts, each in column order.
+    """Read some layouts, each in column order: uid -> `Layout`; uids without rows are absent.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    uids : iterable of str
-        Their uids.
-    checked : bool
-        Whether one whose uid is not the hash of its features is refused.
-
-    Returns
-    -------
-    dict
-        uid -> `Layout`; uids without rows are absent.
-
-    Raises
-    ------
-    CorruptError
-        Naming one that is damaged.
+    With `checked`, one whose uid is not the hash of its features is refused (`CorruptError`).
     """
     wanted = sorted({uid for uid in uids if uid})
     memo: dict[str, Layout] = catalog._memo.setdefault("layouts", {})  # type: ignore[assignment]

@@ -44,18 +44,10 @@ _LOOK = "Put back the file as it was, name it by relink() if it was moved, or dr
 
 @dataclass(frozen=True)
 class LinkedRows:
-    """The next rows of the linked layers of a group.
+    """The next rows of the linked layers of a group."""
 
-    Parameters
-    ----------
-    row : int
-        The first of them.
-    layers : mapping of str to CsrBlock or DenseBlock
-        Layer -> its rows, with the layer ``"values"``; columns as they are in the file.
-    """
-
-    row: int
-    layers: Mapping[str, Block]
+    row: int  # the first of them
+    layers: Mapping[str, Block]  # layer -> its rows, with the layer ``"values"``; columns as they are in the file
 
 
 def layer_paths(record: DatasetRecord) -> dict[str, str]:
@@ -70,17 +62,8 @@ def layer_paths(record: DatasetRecord) -> dict[str, str]:
 def iterate_linked(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
     """Read the linked layers of a group from their file, each entry once, the next rows while these are used.
 
-    Parameters
-    ----------
-    readers : mapping of str to ArrayReader
-        What `array_readers` gave.
-    record : DatasetRecord
-        The group.
-
-    Raises
-    ------
-    AtlasError
-        If the file is not there or not the recorded one, or holds something else.
+    `readers` are what `array_readers` gave. Raises an `AtlasError` if the file is not there or not the recorded one, or
+    holds something else.
     """
     with closing(prefetch(_iterate(readers, record))) as ahead:
         yield from ahead
@@ -166,13 +149,7 @@ def update_hash(content: ContentHash, block: Block, key: str, row: int, *, compl
 
 
 def refuse_duplicate(catalog: Catalog, first: DatasetRecord, text: str) -> None:
-    """Refuse a hash that another dataset of the newest state has.
-
-    Raises
-    ------
-    DuplicateError
-        Naming both.
-    """
+    """Refuse a hash that another dataset of the newest state has."""
     same = [r for r in read_records(catalog.tip()) if r.content_hash == text and r.uid != first.uid]
     if any(record.feature_space == first.feature_space for record in same):
         raise DuplicateError(
@@ -183,17 +160,11 @@ def refuse_duplicate(catalog: Catalog, first: DatasetRecord, text: str) -> None:
 
 @dataclass(frozen=True)
 class Places:
-    """Names cells and features of a group, for messages.
-
-    Parameters
-    ----------
-    catalog, first, record : Catalog, DatasetRecord, DatasetRecord
-        The atlas, the first record of the dataset, and that of the group.
-    """
+    """Names cells and features of a group, for messages."""
 
     catalog: Catalog
-    first: DatasetRecord
-    record: DatasetRecord
+    first: DatasetRecord  # the first record of the dataset
+    record: DatasetRecord  # that of the group
 
     def __call__(self, row: int, column: int) -> str:
         """Name the cell and feature of a value."""
@@ -211,11 +182,8 @@ class Places:
 def check_linked(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     """Read all values of the arrays of a group that stay in a file outside of the atlas.
 
-    Returns
-    -------
-    list of Problem
-        Rules ``source-changed``, ``source-missing``, ``array-damaged``, ``feature-bounds``, ``repeated-entries``, ``counts``, and
-        ``content-hash``, where a hash of all values was recorded.
+    Rules ``source-changed``, ``source-missing``, ``array-damaged``, ``feature-bounds``, ``repeated-entries``,
+    ``counts``, and ``content-hash``, where a hash of all values was recorded.
     """
     if not read_links(record):
         return []

@@ -22,13 +22,7 @@ from raggedatlas.store.tables import LISTING
 
 
 def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
-    """Give a dataset of the tip another name; snapshots keep the old one.
-
-    Raises
-    ------
-    NotFoundError, DuplicateError, NameRefusedError
-        If no dataset or several have the old name, another has the new one, or it is empty, too long or cannot be printed.
-    """
+    """Give a dataset of the tip another name; snapshots keep the old one."""
     catalog = catalog.session("rename_dataset")
     check_given_name(name, "name of a dataset")
 
@@ -42,13 +36,7 @@ def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
 
 
 def set_license(catalog: Catalog, uid_or_name: str, license: str) -> None:
-    """Note the licence of a dataset of the tip; snapshots keep the old one.
-
-    Raises
-    ------
-    NotFoundError, NameRefusedError
-        If no dataset or several have the name, or the licence is too long or cannot be printed.
-    """
+    """Note the licence of a dataset of the tip; snapshots keep the old one."""
     catalog = catalog.session("set_license")
     check_license(license)
 
@@ -66,22 +54,8 @@ def gc(
 ) -> MaintenanceReport:
     """Free data that no snapshot, no dataset or result of the tip and no running `add` references.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    dry_run : bool
-        Only report.
-    grace : timedelta
-        How long the arrays of a writer on another machine, and the provisional tags of a snapshot, may be unchanged
-        before their process counts as dead.
-    keep : timedelta
-        Age up to which table versions without a snapshot are kept.
-
-    Returns
-    -------
-    MaintenanceReport
-        Groups that were or would be freed, with their bytes.
+    `grace` and `keep` are those of `Sweep`. The report has the groups that were or, with `dry_run`, would be freed,
+    with their bytes.
     """
     held = catalog.session("gc", anew=True)
     earlier = purged(held)
@@ -99,11 +73,8 @@ def gc(
 def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     """Clean up after processes that died during an add, drop, purge or table creation; running adds are not affected.
 
-    Returns
-    -------
-    MaintenanceReport
-        Removed cells without a record and removed unreferenced groups. Notes name datasets whose arrays are missing: they
-        cannot be repaired, only restored from a copy or dropped.
+    The report has removed cells without a record and removed unreferenced groups. Its notes name datasets whose arrays
+    are missing: they cannot be repaired, only restored from a copy or dropped.
     """
     held = catalog.session("repair", anew=True, purges=True)
     # First, because all other writes are refused until the purge is finished.

@@ -34,23 +34,12 @@ PARTIAL = "_partial"
 
 @dataclass(frozen=True)
 class _File:
-    """One file that the target must have.
+    """One file that the target must have."""
 
-    Parameters
-    ----------
-    key : str
-        Path below `lance_db` or `zarr_store`.
-    n_bytes : int
-        Length; -1 where it is not known.
-    sha256 : str
-        Empty where no hash is recorded.
-    settled : bool
-        Whether a snapshot of the target reaches the same file, so that one of the right length needs no comparison of contents.
-    """
-
-    key: str
-    n_bytes: int = -1
-    sha256: str = ""
+    key: str  # path below `lance_db` or `zarr_store`
+    n_bytes: int = -1  # -1 where it is not known
+    sha256: str = ""  # empty where no hash is recorded
+    # a snapshot of the target reaches the same file: with the right length, contents need no comparison
     settled: bool = False
 
 
@@ -59,34 +48,10 @@ def sync(
 ) -> MaintenanceReport:
     """Copy all snapshots of an atlas to another place, or bring an earlier mirror up to date.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        The atlas.
-    target : Location
-        An empty place or an earlier mirror.
-    values : bool
-        Also copy the files that datasets are linked to.
-    dry_run : bool
-        Copy nothing.
-    progress : callable
-        Called with step, done and total.
-
-    Returns
-    -------
-    MaintenanceReport
-        Groups with files that were copied, and the bytes of all files that were.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no snapshot.
-    StoreError
-        If the target is within the source or the reverse, or holds something else than a mirror of it, or cannot be written.
-    CorruptError
-        If a file of the source does not have its recorded hash.
-    ConflictError
-        If another process drops a snapshot or purges a dataset meanwhile.
+    The target is an empty place or an earlier mirror; neither place may be within the other. With `values`, the files
+    that datasets are linked to are copied, too. The report has the groups with files that were copied, and the bytes of
+    all files that were. Raises `ConflictError` if another process drops a snapshot or purges a dataset meanwhile, and
+    `CorruptError` if a file of the source does not have its recorded hash.
 
     Notes
     -----
@@ -198,16 +163,11 @@ class _Sources:
         return {copy_path(uid, link.sha256): (link, name, record) for record, uid, name, link in links}
 
     def copy(self, temporary: Location, *, values: bool, dry_run: bool, progress: Progress) -> dict[str, int]:
-        """Copy those that the mirror lacks, with `values`, and list those that it has; return what was copied: path below its Zarr store -> bytes.
+        """Copy those that the mirror lacks, with `values`, and list those that it has.
 
-        Files that only older snapshots are linked to may be gone for good; they are noted in `lost`.
-
-        Raises
-        ------
-        StaleSourceError
-            If a file of the newest snapshot is not the recorded one.
-        StoreError
-            If one cannot or may not be read.
+        Returns what was copied: path below its Zarr store -> bytes. Files that only older snapshots are linked to may
+        be gone for good; they are noted in `lost`. A file of the newest snapshot that is not the recorded one, or
+        cannot or may not be read, raises.
         """
         before = read_copies(self.mirror.location)
         links = self.links if values or before else {}
@@ -326,10 +286,7 @@ def _check_shards(
 ) -> None:
     """Compare the arrays of which shards were copied with the hashes of their shards.
 
-    Raises
-    ------
-    CorruptError
-        If an array is not the one that was written; what was copied of it is removed.
+    Where one is not the array that was written, what was copied of it is removed.
     """
     for folder, sha256 in hashes.items():
         shards = shards_below(folder, keys)
@@ -390,17 +347,11 @@ def remove_partial(partial: Location, grace: timedelta) -> None:
 
 
 def _copy_file(source: Location, key: str, target: Location, partial: Location, sha256: str = "") -> FileEntry:
-    """Copy one file to the same key of another location, where readers see all of it or nothing; return length and hash.
+    """Copy one file to the same key of another location, where readers see all or nothing; return length and hash.
 
-    In a folder it is written to `partial` first: what a process that dies leaves must not lie among the files of a geometry store, whose
-    digest is over all of them.
-
-    Raises
-    ------
-    NotFoundError
-        If the source has no such file.
-    CorruptError
-        If the source does not have the SHA-256 that is recorded, which is empty where none is; the target stays as it was.
+    In a folder it is written to `partial` first: what a process that dies leaves must not lie among the files of a
+    geometry store, whose digest is over all of them. `sha256` is what is recorded, empty where nothing is; if the
+    source does not have it, the target stays as it was.
     """
     return write_blocks(read_blocks(source, key), target, key, partial, f"{source.uri}/{key}", sha256)
 
@@ -426,10 +377,8 @@ def write_blocks(
 ) -> FileEntry:
     """Write a file that readers see all of or nothing; return length and hash.
 
-    Raises
-    ------
-    CorruptError
-        If what `name` holds does not have the SHA-256 that is recorded, which is empty where none is; the target stays as it was.
+    `sha256` is what is recorded of what `name` holds, empty where nothing is; if the blocks do not have it, the target
+    stays as it was.
     """
     n_bytes, content = 0, hashlib.sha256()
 

@@ -44,21 +44,12 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> "MaintenanceReport":
 
     Small datasets of one layout come to share files (see `pack_datasets`).
 
-    Safe with concurrent writers. A table that others keep changing is left for the next call. If nothing changed
-    since the last time, little is read and nothing written; what was added since is compacted and indexed by itself, and large
-    fragments are not rewritten. Table versions that a snapshot names are never cleaned up, however old.
+    Safe with concurrent writers. A table that others keep changing is left for the next call. If nothing changed since
+    the last time, little is read and nothing written; what was added since is compacted and indexed by itself, and
+    large fragments are not rewritten. Table versions that a snapshot names are never cleaned up, however old; others
+    are kept up to the age `keep`.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    keep : timedelta
-        Age up to which table versions without a snapshot are kept too.
-
-    Returns
-    -------
-    MaintenanceReport
-        Bytes freed, and a note for each table that was changed or skipped.
+    The report has the bytes freed, and a note for each table that was changed or skipped.
     """
     from raggedatlas.model.reports import MaintenanceReport
 
@@ -80,12 +71,8 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> "MaintenanceReport":
 def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str]]:
     """Assign feature indices, compact and index; return notes, and the tables that were changed.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip, held. Afterwards it has the tables as this left them.
-    least : int
-        Rows without an index from which it is updated; with more than one, also a few fragments are left as they are.
+    The catalog is held; afterwards it has the tables as this left them. An index is updated from `least` rows without
+    one; with more than one, also a few fragments are left as they are.
     """
     registries, few = registry_tables(catalog), MANY_FRAGMENTS if least > 1 else 0
     notes: list[str] = []
@@ -151,18 +138,7 @@ def refresh_identity(catalog: Catalog) -> None:
 
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:
-    """Assign dense indices to the features of one space, or of all, in registries and layouts.
-
-    Returns
-    -------
-    int
-        Number of indices assigned.
-
-    Raises
-    ------
-    NotFoundError
-        If the space is unknown or its columns are not features.
-    """
+    """Assign dense indices to the features of one space, or of all, in registries and layouts; return how many."""
     catalog = catalog.session("reindex_registry")
     there = registry_tables(catalog)
     if space is not None and space not in there:

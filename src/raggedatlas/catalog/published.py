@@ -31,21 +31,12 @@ _ADDRESS = re.compile(rf"(?:{'|'.join(WEB_SCHEMES)}|hf)://|doi:", re.IGNORECASE)
 class PublishedOpener:
     """How the files of a published atlas are reached; picklable, so that other processes reach them too.
 
-    Parameters
-    ----------
-    location : Location or None
-        The folder where it is on this machine or in an object store.
-    address : str
-        Its address elsewhere.
-    cache : KeptBlocks or None
-        Keeps tables on a local disk.
-    offline, any_redirect : bool
-        As of `open_published`.
+    `offline` and `any_redirect` are those of `open_published`.
     """
 
-    location: Location | None
-    address: str
-    cache: KeptBlocks | None
+    location: Location | None  # the folder where it is on this machine or in an object store
+    address: str  # its address elsewhere
+    cache: KeptBlocks | None  # keeps tables on a local disk
     offline: bool
     any_redirect: bool
 
@@ -60,7 +51,9 @@ class PublishedOpener:
 
 
 def split_address(address: str) -> tuple[str, str | None]:
-    """Split the snapshot from an address: what follows an ``@`` in its last part, unless a local file or folder is named so.
+    """Split the snapshot from an address.
+
+    It is what follows an ``@`` in the last part, unless a local file or folder is named so.
 
     Examples
     --------
@@ -115,30 +108,11 @@ def open_published(
 ) -> Catalog:
     """Open a snapshot of a published atlas.
 
-    Parameters
-    ----------
-    address : str
-        As of `RaggedAtlas.open_address`, without a snapshot.
-    at : str, int or None
-        Label or number of a snapshot, or ``"sha256:..."``, its root hash: then every file is compared with what the hash covers before it is
-        used. None opens the newest.
-    storage_options : mapping of str to str, or None
-        Of an object store.
-    cache : str or None
-        Keep what is read on the local disk, up to this size of each of tables and arrays.
-    offline : bool
-        Read from that cache alone.
-    any_redirect : bool
-        Follow redirects to this machine and private networks too.
-    sources : {"allow", "deny", "ask"} or callable
-        See `SourceAccess`.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no published atlas, or no such snapshot.
-    CorruptError
-        If it is damaged, or not what the root hash says.
+    `address` is as of `RaggedAtlas.open_address`, without a snapshot. `at` is label or number of a snapshot, or
+    ``"sha256:..."``, its root hash: then every file is compared with what the hash covers before it is used. None opens
+    the newest. `cache` keeps what is read on the local disk, up to this size of each of tables and arrays; `offline`
+    reads from that cache alone. `any_redirect` follows redirects to this machine and private networks, too. `sources`
+    is the rule of `SourceAccess`. Raises `CorruptError` if the atlas is damaged, or not what the root hash says.
     """
     gateway, location = _open_files(address, storage_options or {}, cache, offline=offline, any_redirect=any_redirect)
     files = gateway.files
@@ -201,10 +175,7 @@ def _find_root(files: PublishedFiles, root: str, address: str) -> AtlasVersionRe
 def covered_arrays(view: Catalog, places: Mapping[str, PackedFile]) -> dict[str, str]:
     """Return which files of the Zarr store the records of a snapshot cover: path -> SHA-256.
 
-    Raises
-    ------
-    CorruptError
-        If the hashes of files are not what is recorded.
+    Raises `CorruptError` if the hashes of files are not what is recorded.
     """
     by_folder: dict[str, list[str]] = {}
     for path in places:

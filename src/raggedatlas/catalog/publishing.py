@@ -63,21 +63,11 @@ _MOST_LISTED = 1_000
 
 @dataclass(frozen=True)
 class Card:
-    """What people write about a published atlas.
+    """What people write about a published atlas."""
 
-    Parameters
-    ----------
-    readme : str or path
-        Text in Markdown, or a file with it, for the head of the README.
-    license : str
-        Licence of the whole, e.g. ``"CC-BY-4.0"``.
-    citation : str or path
-        How to cite it, or a ``.cff`` file.
-    """
-
-    readme: str | Path = ""
-    license: str = ""
-    citation: str | Path = ""
+    readme: str | Path = ""  # text in Markdown, or a file with it, for the head of the README
+    license: str = ""  # of the whole, e.g. ``"CC-BY-4.0"``
+    citation: str | Path = ""  # how to cite it, or a ``.cff`` file
 
 
 @dataclass(frozen=True)
@@ -103,33 +93,9 @@ def publish(
 ) -> MaintenanceReport:
     """Write snapshots of an atlas into a flat folder of a few files that any web server can serve.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        The atlas.
-    target : Location
-        An empty place, or one with earlier snapshots of this atlas.
-    at : str, int or None
-        The snapshot; None takes the newest.
-    keep : sequence of str or int
-        Other snapshots to publish with it.
-    card : Card or None
-        For the README and the citation.
-    require_license : bool
-        Refuse if a dataset has no licence.
-    dry_run : bool
-        Write nothing.
-    progress : callable
-        Called with step, done and total.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such snapshot.
-    StoreError
-        If a dataset is linked to files outside, lacks a licence that is required, or the target is something else.
-    CorruptError
-        If a file does not have its recorded SHA-256.
+    The target is an empty place, or one with earlier snapshots of this atlas. `at` is the snapshot; None takes the
+    newest. `keep` are others to publish with it. `card` is for the README and the citation. `require_license` refuses
+    if a dataset has no licence. Datasets that are linked to files outside are refused.
 
     Notes
     -----
@@ -224,13 +190,7 @@ def _unlicensed(view: Catalog) -> list[str]:
 
 
 def _read_target(target: Location, catalog: Catalog) -> tuple[Head | None, Mapping[str, PackedFile]]:
-    """Return head and index of what was published there before.
-
-    Raises
-    ------
-    StoreError
-        If the target is an atlas, or something else was published there.
-    """
+    """Return head and index of what was published there before; refuse an atlas, and what was published of another one."""
     if is_atlas(target):
         raise StoreError(f"{target.uri} is an atlas, in which nothing is published; name an empty place.")
     try:
@@ -337,10 +297,8 @@ def _write_pack(
 ) -> tuple[FileEntry, dict[str, PackedFile]]:
     """Write a pack, or read it where an earlier call has written it; return what it is and where its files are.
 
-    Raises
-    ------
-    CorruptError
-        If a file does not have its recorded hash or length.
+    `n_there` is the length of the file of this name in the target. Raises `CorruptError` if a file does not have its
+    recorded hash or length.
     """
     n_bytes = sum(file.n_bytes for _, file in files)
     source = None
@@ -537,16 +495,8 @@ def clone(
 ) -> MaintenanceReport:
     """Copy the files of a published atlas into an atlas that can be written; each is compared with its hash.
 
-    Parameters
-    ----------
-    view : Catalog
-        The published atlas, at a snapshot.
-    target : Location
-        An empty place, or one where an earlier call ended.
-    datasets : sequence of str or None
-        Uids of the datasets whose arrays are copied; None copies all.
-    progress : callable
-        Called with step, done and total.
+    `view` is the published atlas, at a snapshot. The target is an empty place, or one where an earlier call ended.
+    `datasets` are the uids of those whose arrays are copied; None copies all.
 
     Notes
     -----

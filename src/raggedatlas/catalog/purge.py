@@ -49,29 +49,17 @@ _ATTEMPTS = 20
 def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
 
-    For data that must not be kept, such as a withdrawn consent. A file that the dataset is linked to is not the atlas's and stays; the report names it. Every snapshot that held the dataset is rewritten
-    without it and keeps its number, label and time; the purge is logged in the atlas. Results of models lose the rows of its
-    cells; what was computed from them for others stays. What other datasets may share stays:
-    features, layouts, and category names in column metadata.
+    For data that must not be kept, such as a withdrawn consent. It may be a dataset of the tip or of any snapshot. A
+    file that it is linked to is not the atlas's and stays; the report names it. Every snapshot that held the dataset is
+    rewritten without it and keeps its number, label and time; the purge is logged in the atlas. Results of models lose
+    the rows of its cells; what was computed from them for others stays. What other datasets may share stays: features,
+    layouts, and category names in column metadata.
 
-    A purge makes the content of old snapshots the newest version of a table for a while, and deletes all versions that no
-    snapshot names. So it first leaves a mark in the atlas that names the versions of the current content. Until the purge is
-    finished, readers of the tip read these, every other write is refused, and `validate` reports ``unfinished-purge``. After
-    a crash, `repair` or the same call finishes the job.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    uid_or_name : str
-        Uid, or name, of a dataset of the tip or of any snapshot.
-
-    Raises
-    ------
-    NotFoundError
-        If neither the tip nor a snapshot has it.
-    ConflictError
-        If an `add` is under way, another purge is not finished, or another process is running this one.
+    A purge makes the content of old snapshots the newest version of a table for a while, and deletes all versions that
+    no snapshot names. So it first leaves a mark in the atlas that names the versions of the current content. Until the
+    purge is finished, readers of the tip read these, every other write is refused, and `validate` reports
+    ``unfinished-purge``. After a crash, `repair` or the same call finishes the job. It raises `ConflictError` if an
+    `add` is under way, another purge is not finished, or another process is running this one.
     """
     catalog = catalog.session("purge", anew=True, purges=True)
     refuse_unknown_assets(catalog, "purge()")
@@ -105,13 +93,7 @@ def _sources(catalog: Catalog, uid: str) -> list[str]:
 
 
 def resume_purge(catalog: Catalog) -> list[str]:
-    """Finish a purge whose process died; return the datasets purged.
-
-    Raises
-    ------
-    ConflictError
-        If the process that runs the purge has not died.
-    """
+    """Finish a purge whose process died; return the datasets purged. Raises `ConflictError` if the process has not died."""
     mark = catalog.tables.known_purge()
     if mark is None:
         return []
@@ -284,13 +266,7 @@ class _Rewritten:
 
 
 class _Rewriter:
-    """Makes versions of the tables without one dataset.
-
-    Attributes
-    ----------
-    found : dict of (str, int) to _Rewritten
-        Table and older version -> what is left of it.
-    """
+    """Makes versions of the tables without one dataset; `found` is what is left of each table and older version."""
 
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips

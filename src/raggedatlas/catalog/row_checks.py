@@ -39,8 +39,8 @@ _FILTERED = 500
 class _GroupCheck:
     """Pointers into one group, accumulated over the batches of the cell table, with one boolean per row.
 
-    Deleted cells leave as many rows, and entries of these, without a pointer. `drop` is the call that drops what is attached to cells of
-    several datasets; empty for a group of one.
+    Deleted cells leave as many rows, and entries of these, without a pointer. `drop` is the call that drops what is
+    attached to cells of several datasets; empty for a group of one.
     """
 
     record: DatasetRecord
@@ -97,21 +97,14 @@ class _GroupCheck:
 class Changed:
     """Fragments of a table that differ between two of its versions, by their data files and deletion files.
 
-    Parameters
-    ----------
-    now, then : lance.LanceDataset
-        The table at the versions.
-    fresh, kept : list of lance.LanceFragment
-        Fragments of the newer version: those that the older one does not have, and the others.
-    gone : list of lance.LanceFragment
-        Fragments of the older version that the newer one does not have.
+    `now` and `then` are the table at the versions.
     """
 
     now: "lance.LanceDataset"
     then: "lance.LanceDataset"
-    fresh: "list[lance.LanceFragment]"
-    kept: "list[lance.LanceFragment]"
-    gone: "list[lance.LanceFragment]"
+    fresh: "list[lance.LanceFragment]"  # of the newer version: those that the older one does not have
+    kept: "list[lance.LanceFragment]"  # of the newer version: those that the older one has, too
+    gone: "list[lance.LanceFragment]"  # of the older version: those that the newer one does not have
 
     @classmethod
     def between(cls, name: str, tables: Tables, before: Tables | None) -> "Changed":
@@ -164,21 +157,14 @@ def _scan(
 class CellCheck:
     """What a check of the rows of the cell table found.
 
-    Parameters
-    ----------
-    problems : list of Problem
-        Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
-        ``uncommitted-cells``, ``result-count``.
-    touched : set of str or None
-        Datasets all of whose rows were looked at; None is all.
-    counts, before : dict of str to int
-        Rows of each of these now, in table order and with those of datasets without a record, and at the earlier version.
+    Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
+    ``uncommitted-cells``, and of assets ``result-count`` and the like.
     """
 
     problems: list[Problem]
-    touched: set[str] | None
-    counts: dict[str, int]
-    before: dict[str, int]
+    touched: set[str] | None  # datasets all of whose rows were looked at; None is all
+    counts: dict[str, int]  # rows of each of these now, in table order and with those of datasets without a record
+    before: dict[str, int]  # rows of each of these at the earlier version
 
 
 class _Walk:
@@ -248,19 +234,12 @@ def check_rows(
     before: Catalog | None = None,
     suspects: AbstractSet[str] = frozenset(),
 ) -> CellCheck:
-    """Check the ids and pointers of cells against the records of the datasets: of all cells, or of the datasets whose rows have changed.
+    """Check the ids and pointers of cells against the records of the datasets.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned.
-    records : sequence of DatasetRecord
-        Those of all datasets.
-    before : Catalog or None
-        A snapshot that was checked. Rows in files that it has, too, are only read of datasets some of whose rows are in others; uids of
-        new cells are compared with all.
-    suspects : set of str
-        Datasets that are looked at even if none of their rows has changed, because their records have.
+    Of all cells, or of the datasets whose rows have changed. `catalog` is pinned, and `records` are those of all
+    datasets. `before` is a snapshot that was checked: rows in files that it has, too, are only read of datasets some of
+    whose rows are in others; uids of new cells are compared with all. `suspects` are looked at even if none of their
+    rows has changed, because their records have.
     """
     walk = _Walk(catalog, records)
     if before is not None and walk.columns != _Walk(before, ()).columns:

@@ -78,16 +78,8 @@ if TYPE_CHECKING:
 def diff(catalog: Catalog, old: int | str, new: int | str) -> "Difference":
     """Compare two snapshots: datasets, cells, features, columns, results, geometry.
 
-    Returns
-    -------
-    Difference
-        Cells are matched by uid. One counts as changed when a metadata column that both snapshots have differs. Features
-        count as changed when anything but their dense index and what they count as differs.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such snapshot.
+    Cells are matched by uid. One counts as changed when a metadata column that both snapshots have differs. Features
+    count as changed when anything but their dense index and what they count as differs.
     """
     # Reports are imported where they are made, as a snapshot makes none.
     from raggedatlas.model.reports import Difference
@@ -132,12 +124,7 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> "Difference":
 def diff_files(catalog: Catalog, old: int | str, new: int | str, other: Catalog | None = None) -> "FileDifference":
     """Compare what two snapshots record of their files, without reading data.
 
-    Raises
-    ------
-    NotFoundError
-        If there is no such snapshot.
-    CorruptError
-        If a manifest or record is damaged.
+    `new` is a snapshot of `other`, if given.
     """
     from raggedatlas.model.reports import FileDifference
 
@@ -250,24 +237,11 @@ _LOOKED_BACK = 3
 def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     """Record the exact version of every table.
 
-    Refreshes, optimizes, chooses table versions that belong together, holds them by a provisional tag, validates exactly
-    those, hashes their files (`write_manifest`), records them by a checked commit (parallel snapshots get different numbers), and tags them ``atlas-v<N>``. A
-    process that dies on the way leaves either nothing or a recorded snapshot with at least the provisional tag, which
-    clean-up turns into the final one. Datasets whose `add` is under way are left out.
-
-    Returns
-    -------
-    AtlasVersionRecord
-        What was recorded.
-
-    Raises
-    ------
-    CorruptError
-        If validation finds problems; nothing is recorded.
-    DuplicateError
-        If the label is taken.
-    ConflictError
-        If a purge is unfinished.
+    Refreshes, optimizes, chooses table versions that belong together, holds them by a provisional tag, validates
+    exactly those, hashes their files (`write_manifest`), records them by a checked commit (parallel snapshots get
+    different numbers), and tags them ``atlas-v<N>``. A process that dies on the way leaves either nothing or a recorded
+    snapshot with at least the provisional tag, which clean-up turns into the final one. Datasets whose `add` is under
+    way are left out. If validation finds problems, nothing is recorded, and it raises `CorruptError`.
     """
     catalog.require_writable("snapshot")
     check_label(label)
@@ -393,13 +367,7 @@ def _last_readable(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> C
 
 
 def _check(pinned: Catalog, before: Catalog | None) -> "ContentCheck":
-    """Check what has changed since an earlier snapshot.
-
-    Raises
-    ------
-    CorruptError
-        If there are problems.
-    """
+    """Check what has changed since an earlier snapshot; raise if there are problems that prevent a snapshot."""
     from raggedatlas.catalog.validation import check_content, validate
 
     found = check_content(pinned, "rows", before)
@@ -429,23 +397,8 @@ def open_latest(
 ) -> Catalog:  # fmt: skip
     """Open the newest snapshot of an atlas.
 
-    Parameters
-    ----------
-    location : Location
-        The atlas.
-    schema : type or None
-        If given, its columns must be in the cell table, with these types.
-    arrays : Location or None
-        The Zarr store, if it is not next to the tables.
-    sources : {"allow", "deny", "ask"} or callable
-        See `SourceAccess`.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no atlas or it has no snapshot.
-    SchemaError
-        If a column of `schema` is missing or has another type.
+    The columns of `schema` must be in the cell table, with these types (`SchemaError`). `arrays` is the Zarr store, if
+    it is not next to the tables. `sources` is the rule of `SourceAccess`.
     """
     held = open_held(location, sources)
     view = open_snapshot(held.tip(), find_version(held))
@@ -468,17 +421,11 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     """Make a snapshot's cells, datasets, results and feature links the current content; later snapshots do not change.
 
     Registries and layouts are not rolled back: a feature's dense index must never be given to another feature, and the
-    indices that were assigned since stand in later snapshots. They only ever grow, so what the snapshot needs is in them.
-    Feature spaces that were defined since stay known for the same reason. Commits come in an order that leaves a complete
-    atlas wherever the process dies: datasets and results that go lose their records, then the cells become the snapshot's,
-    then its others get their records back. Running it again finishes the job.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such snapshot.
-    ConflictError
-        If an `add` is under way, whose cells would be lost.
+    indices that were assigned since stand in later snapshots. They only ever grow, so what the snapshot needs is in
+    them. Feature spaces that were defined since stay known for the same reason. Commits come in an order that leaves a
+    complete atlas wherever the process dies: datasets and results that go lose their records, then the cells become the
+    snapshot's, then its others get their records back. Running it again finishes the job. While an `add` is under way,
+    whose cells would be lost, it raises `ConflictError`.
     """
     held = catalog.session("restore")
     earlier = purged(held)
@@ -547,12 +494,9 @@ def _restore(catalog: Catalog, version: int | str, earlier: Mapping[str, str]) -
 def _restore_cells_again(
     catalog: Catalog, then: Catalog, record: AtlasVersionRecord, datasets: AbstractSet[str]
 ) -> None:
-    """Bring back what other processes took from the cells of datasets before these, results and geometry had their records again.
+    """Bring back what others took from the cells of datasets before these, results and geometry had records again.
 
-    Raises
-    ------
-    ConflictError
-        If datasets were added meanwhile, whose cells would be lost.
+    Raises `ConflictError` if datasets were added meanwhile, whose cells would be lost.
     """
     # From here on, whoever removes cells, columns or pointers finds the records, or conflicts with this.
     catalog.tables.fence(CELLS)
@@ -578,20 +522,7 @@ def _restore_cells_again(
 
 
 def drop_snapshot(catalog: Catalog, version: int | str) -> "MaintenanceReport":
-    """Remove a snapshot from the list; `gc` frees what only it referenced. Its number is not given again.
-
-    Returns
-    -------
-    MaintenanceReport
-        Its notes name the snapshot.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such snapshot.
-    ConflictError
-        If a purge is unfinished.
-    """
+    """Remove a snapshot from the list; `gc` frees what only it referenced. Its number is not given again."""
     catalog = catalog.session("drop_snapshot")
     dropped = find_version(catalog, version)
     return _report_dropped(
@@ -616,19 +547,8 @@ def expire_snapshots(
 ) -> "MaintenanceReport":
     """Remove old snapshots from the list, in one commit; `gc` frees what only they referenced.
 
-    A snapshot goes if every given condition says so. The newest snapshot always stays.
-
-    Returns
-    -------
-    MaintenanceReport
-        Its notes name the snapshots.
-
-    Raises
-    ------
-    ArgumentError
-        If neither `older_than` nor `keep_last` is given, or one is negative.
-    ConflictError
-        If a purge is unfinished.
+    A snapshot goes if every given condition says so. The newest snapshot always stays. The notes of the report name the
+    snapshots.
     """
     catalog = catalog.session("expire_snapshots")
     if older_than is None and keep_last is None:
@@ -701,29 +621,14 @@ def _hold(
     *,
     as_held: bool,
 ) -> tuple[AtlasVersionRecord, str, dict[str, bytes], list[Any]]:
-    """Choose table versions, tag them provisionally and check them; repeat if datasets vanish or a concurrent clean-up removes a version.
+    """Choose table versions, tag them provisionally and check them.
 
-    Parameters
-    ----------
-    held : Catalog
-        The session.
-    fresh : Catalog
-        A session of which nothing is known yet, in which the versions are opened.
-    check : callable
-        Gets the chosen versions, whose tables are open, and returns what it found, or an error, which counts unless a dataset has vanished.
-    as_held : bool
-        Whether the versions that are held belong together: nothing was committed to the records, so they are from before all other tables.
+    Repeats this if datasets vanish or a concurrent clean-up removes a version. `fresh` is a session of which nothing is
+    known yet, in which the versions are opened. `check` gets the chosen versions, whose tables are open, and returns
+    what it found, or an error, which counts unless a dataset has vanished. `as_held` says that the versions that are
+    held belong together: nothing was committed to the records, so they are from before all other tables.
 
-    Returns
-    -------
-    draft : AtlasVersionRecord
-        The chosen versions.
-    tag : str
-        The provisional tag.
-    tags : dict of str to bytes
-        Table -> file of the tag.
-    found : list
-        What `check` found.
+    Returns the chosen versions, the provisional tag, the file of the tag for each table, and what `check` found.
     """
     refuse_unknown_assets(held, "snapshot()")
     for attempt in range(_ATTEMPTS):
@@ -785,12 +690,10 @@ def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog:
 def _record(
     catalog: Catalog, draft: AtlasVersionRecord, earlier: Mapping[str, str], beside: AtlasVersionRecord | None = None
 ) -> tuple[AtlasVersionRecord, list[AtlasVersionRecord]]:
-    """Append a snapshot under the next free number, and return it and all; one that was recorded although its commit seemed to fail is used.
+    """Append a snapshot under the next free number, and return it and all.
 
-    Raises
-    ------
-    NotFoundError
-        If a snapshot `beside` it is not in the list any more.
+    One that was recorded although its commit seemed to fail is used. Raises `NotFoundError` if a snapshot `beside` it
+    is not in the list any more.
     """
     tried: list[AtlasVersionRecord] = []
 

@@ -21,10 +21,8 @@ def term_source(catalog: Catalog) -> TermSource:
 def known_ontologies(catalog: Catalog) -> dict[str, str]:
     """Return every ontology by its name and the prefixes of its ids.
 
-    Raises
-    ------
-    MissingExtraError
-        If the atlas keeps no ontology and cellxgene-ontology-guide is not installed.
+    Without cellxgene-ontology-guide, these are those that the atlas keeps; if it keeps none, `MissingExtraError` is
+    raised.
     """
     kept = {info.name: info.name for info in list_tables(catalog) if info.kind == TERMS}
     try:
@@ -36,15 +34,7 @@ def known_ontologies(catalog: Catalog) -> dict[str, str]:
 
 
 def read_terms(catalog: Catalog, name: str) -> Terms:
-    """Read an ontology: the table that the atlas keeps, else that of cellxgene-ontology-guide.
-
-    Raises
-    ------
-    MissingExtraError
-        If the atlas does not keep it and cellxgene-ontology-guide is not installed.
-    ConflictError
-        If another process has removed it since it was chosen.
-    """
+    """Read an ontology: the table that the atlas keeps, else that of cellxgene-ontology-guide."""
     infos = tuple(info for info in list_tables(catalog) if info.kind == TERMS and info.name == name)
     if not infos:
         if name not in packaged_ontologies():

@@ -73,39 +73,34 @@ def validate(
     incremental: bool = False,
     executor: Executor | Workers | None = None,
 ) -> Validation:
-    """Check the tip or a snapshot.
+    """Check the tip or a snapshot; the tip is looked at as it was when this began.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned. The tip is looked at as it was when this began.
-    level : {"quick", "rows", "files", "deep"}
-        ``quick`` reads the records, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
-        whether every array is there. ``files`` reads every byte: hashes of table files and frames, checksums of arrays. ``deep`` is all of
-        that, and compares feature numbers, layout hashes and values of results; and it reads all values of datasets that are linked to files
-        outside of the atlas. At the tip the files of all snapshots are read; table files that no snapshot reaches yet have no hash.
-    since : int, str or None
-        Number or label of a snapshot that is known to be sound: what it has unchanged is not looked at again.
-    root_hash : str
-        The root hash that a snapshot must have (rule ``root``).
-    incremental : bool
-        With ``files`` and ``deep``, skip bytes that an earlier call with this argument found sound and whose files have not changed since.
-    executor : Executor, Workers or None
-        Whose workers read arrays and files.
+    The level ``quick`` reads the records, layouts and registries. ``rows`` also reads the ids and pointers of every
+    cell, and looks whether every array is there. ``files`` reads every byte: hashes of table files and frames,
+    checksums of arrays. ``deep`` is all of that, and compares feature numbers, layout hashes and values of results; and
+    it reads all values of datasets that are linked to files outside of the atlas. At the tip the files of all snapshots
+    are read; table files that no snapshot reaches yet have no hash.
 
-    Returns
-    -------
-    Validation
-        Empty when all is well. Rules marked ``practice`` are for work in progress, files without a recorded hash, a name shared by several
-        datasets, or a read that failed once: worth knowing, but the stored data are correct. Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``,
-        ``unfinished-purge``, ``unfinished-deletion`` (practice), ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``duplicate-dataset``,
-        ``duplicate-name`` (practice), ``seen-once`` (practice), ``group-name``,
-        ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
-        ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
-        ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
-        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``marker-table``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``deleted-rows``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
-        ``result-values``; of linked datasets ``references``, ``source-copy``, and by ``deep`` alone ``source-changed``, ``source-missing``, ``repeated-entries``,
-        ``counts`` and ``content-hash``.
+    `since` is number or label of a snapshot that is known to be sound: what it has unchanged is not looked at again.
+    `root_hash` is what a snapshot must have (rule ``root``). `incremental`, with ``files`` and ``deep``, skips bytes
+    that an earlier call with this argument found sound and whose files have not changed since. The workers of
+    `executor` read arrays and files.
+
+    The result is empty when all is well. Rules marked ``practice`` are for work in progress, files without a recorded
+    hash, a name shared by several datasets, or a read that failed once: worth knowing, but the stored data are correct.
+    Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``, ``unfinished-purge``,
+    ``unfinished-deletion`` (practice), ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``,
+    ``duplicate-dataset``, ``duplicate-name`` (practice), ``seen-once`` (practice), ``group-name``, ``array-spec``,
+    ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``, ``duplicate-feature``,
+    ``feature-identity``, ``global-index``, ``unassigned-index`` (practice), ``duplicate-result``, ``result-column``,
+    ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``, ``pointer-rows``,
+    ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (practice),
+    ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; files and deep:
+    ``table-file``, ``marker-table``, ``root``, ``manifest``, ``unverified-files`` (practice), ``frame``, ``bundle``,
+    ``deleted-rows``, ``store-files``, ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``,
+    ``shards``, ``entry-bounds``, ``feature-bounds``, ``column-order``; deep: ``layout-hash``, ``result-values``; of
+    linked datasets ``references``, ``source-copy``, and by ``deep`` alone ``source-changed``, ``source-missing``,
+    ``repeated-entries``, ``counts`` and ``content-hash``.
 
     Notes
     -----
@@ -184,21 +179,12 @@ def _confirmed(catalog: Catalog, check: Callable[[Catalog], Validation]) -> Vali
 
 @dataclass(frozen=True)
 class ContentCheck:
-    """What a check of tables and cells found.
+    """What a check of tables and cells found."""
 
-    Parameters
-    ----------
-    problems : list of Problem
-        Those of `validate`, without those of files and of the list of snapshots.
-    n_cells, n_datasets : int
-        Counts of the state that was checked; the first only of levels that read cells.
-    ignored : list of str
-        Datasets that have cells and no record; only of these levels, too.
-    """
-
-    problems: list[Problem]
-    n_cells: int = 0
-    n_datasets: int = 0
+    problems: list[Problem]  # those of `validate`, without those of files and of the list of snapshots
+    n_cells: int = 0  # of the state that was checked; only of levels that read cells
+    n_datasets: int = 0  # of the state that was checked
+    # datasets that have cells and no record; only of levels that read cells
     ignored: list[str] = field(default_factory=list)
 
 
@@ -212,19 +198,9 @@ def check_content(
 ) -> ContentCheck:
     """Check the tables and cells of a view, without what an earlier snapshot has unchanged.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned.
-    level : {"quick", "rows", "deep"}
-        As of `validate`.
-    before : Catalog or None
-        A snapshot that is known to be sound; None checks everything. Not read again are records, feature lists and registries that it
-        has, too, and rows of cells in the same data files and deletion files.
-    damaged : set of str
-        Places that are known to be damaged.
-    executor : Executor, Workers or None
-        Whose workers read arrays.
+    `catalog` is pinned. `before` is a snapshot that is known to be sound; None checks everything. Not read again are
+    records, feature lists and registries that it has, too, and rows of cells in the same data files and deletion files.
+    `damaged` are places that are known to be damaged. The workers of `executor` read arrays.
     """
     # In an object store, the records are read while every table is opened for the first check.
     steps: list[Callable[[], Any]] = [partial(_check_pinned, catalog, before)]

@@ -71,20 +71,7 @@ def _read_versions(catalog: Catalog) -> tuple[int, list[AtlasVersionRecord]]:
 
 
 def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVersionRecord:
-    """Return one snapshot.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    version : int, str or None
-        Number, label, or a number as text; None finds the newest.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such snapshot; the message lists the existing ones.
-    """
+    """Return one snapshot, by its number, its label, or a number as text; None finds the newest, as does ``"latest"``."""
     records = list_versions(catalog)
     if not records:
         raise NotFoundError(f"The atlas {catalog.location.uri} has no snapshots yet; take one with snapshot().")
@@ -102,13 +89,7 @@ def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVer
 
 
 def check_label(label: str | None) -> None:
-    """Raise if a label could be confused with a number, the newest snapshot or no snapshot.
-
-    Raises
-    ------
-    NameRefusedError
-        If it is empty, a number or ``latest``, longer than 200 characters, or cannot be printed.
-    """
+    """Raise if a label could be confused with a number, the newest snapshot or no snapshot, or is no name that can be given."""
     if label is None:
         return
     if not label.strip() or label.strip().isdigit() or label.strip() == LATEST:
@@ -121,19 +102,9 @@ def check_label(label: str | None) -> None:
 def change_versions(
     catalog: Catalog, change: Callable[[list[AtlasVersionRecord]], list[AtlasVersionRecord]]
 ) -> list[AtlasVersionRecord]:
-    """Replace the list of snapshots in one commit, and return it; the change is repeated when another writer commits first.
+    """Replace the list of snapshots in one commit, and return it; it is repeated when another writer commits first.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    change : function
-        Gets the current list and returns the new one, or the same object for "no change".
-
-    Raises
-    ------
-    ConflictError
-        When it has lost too often.
+    `change` gets the current list and returns the new one, or the same object for "no change".
     """
     tables, chance = catalog.newest_tables(), random.Random()
     for attempt in range(_ATTEMPTS):
@@ -166,19 +137,12 @@ def registry_tables(catalog: Catalog) -> dict[str, str]:
 def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
     """Choose consistent versions of all tables; nothing is tagged yet.
 
-    The datasets and the assets are opened first, the rest after them, so every record finds its cells, layouts, features and
-    columns: they were written before it. What a dataset or an asset that is dropped in between would lack is for the caller to
-    see, by looking at both again (`versions_exist`).
+    The datasets and the assets are opened first, the rest after them, so every record finds its cells, layouts,
+    features and columns: they were written before it. What a dataset or an asset that is dropped in between would lack
+    is for the caller to see, by looking at both again (`versions_exist`).
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip. If its tables are held, what has been opened before all of these is brought up to date.
-
-    Returns
-    -------
-    AtlasVersionRecord
-        Number 0, without label and counts.
+    If the tables of the catalog are held, what has been opened before all of these is brought up to date. The record
+    has number 0, and neither label nor counts.
     """
     tables = catalog.tables
     # During a purge, the current content is not the newest.
@@ -192,13 +156,7 @@ def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
 
 
 def held_versions(catalog: Catalog) -> AtlasVersionRecord:
-    """Return the versions at which tables are held; those that are not open yet are opened, the datasets before the others.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip, held.
-    """
+    """Return the versions at which tables are held; those that are not open yet are opened, the datasets before the others."""
     tables = catalog.tables
     versions = {DATASETS: tables.version(DATASETS)}
     versions |= tables.versions([*asset_tables()])
@@ -289,13 +247,7 @@ def untag_everywhere(catalog: Catalog, tag: str, tables: list[str]) -> None:
 
 
 def refuse_running_adds(catalog: Catalog, action: str) -> None:
-    """Raise if an `add` is running that would not survive an action.
-
-    Raises
-    ------
-    ConflictError
-        Naming the datasets that are being added.
-    """
+    """Raise if an `add` is running that would not survive an action."""
     there = inventory(catalog)
     known = there.uids | there.folders
     # An `add` has a group before it has cells.

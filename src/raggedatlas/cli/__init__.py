@@ -38,10 +38,7 @@ def configure_process() -> None:
 def import_command(name: str = "") -> "typer.Typer":
     """Return the application with a verb; with all verbs unless it is one of the frequent ones.
 
-    Parameters
-    ----------
-    name : str
-        First word of the command line: a verb, an option, a typing error or nothing.
+    `name` is the first word of the command line: a verb, an option, a typing error or nothing.
     """
     import_module(f"raggedatlas.cli.{FREQUENT.get(name, 'commands')}")
     app: typer.Typer = import_module("raggedatlas.cli.app").app
@@ -79,8 +76,8 @@ class _AfterImport:
 def defer_pandas_import() -> None:
     """Make pyarrow detect pandas when something imports it, not when the first Arrow array is created.
 
-    pyarrow imports pandas once, to recognize its objects. Here it does so as soon as it has been imported, while pandas is
-    hidden. This is for the process of a command: in others pandas is usually imported already.
+    pyarrow imports pandas once, to recognize its objects. Here it does so as soon as it has been imported, while pandas
+    is hidden. This is for the process of a command: in others pandas is usually imported already.
     """
     if "pandas" in sys.modules:
         return

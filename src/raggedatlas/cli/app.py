@@ -55,14 +55,10 @@ _PYTHON_ONLY = (
 
 
 def to_command_line(text: str, options: Container[str] = ()) -> str:
-    """Replace Python calls and arguments in a text by commands and options; ATLAS and FILE are placeholders for the reader.
+    """Replace Python calls and arguments in a message by commands and options.
 
-    Parameters
-    ----------
-    text : str
-        A message.
-    options : container of str
-        Options of the command that prints it, which replace arguments; values are spelled as a shell takes them.
+    ATLAS and FILE are placeholders for the reader. `options` are those of the command that prints the message, which
+    replace arguments; values are spelled as a shell takes them.
 
     Examples
     --------
@@ -243,16 +239,8 @@ def command(
 ) -> Callable[[Verb], Callable[..., None]]:
     """Return a decorator that makes a function a command, whose parameters may be groups of options.
 
-    Parameters
-    ----------
-    panel : str or None
-        Panel of the help.
-    example : str
-        Command line shown below the help, without the name of the program.
-    name : str or None
-        Name of the command; by default that of the function.
-    group : typer.Typer
-        Application to which the command is added.
+    `panel` of the help lists the command; `example` is a command line shown below its help, without the name of the
+    program. `name` is by default that of the function. The command is added to `group`.
     """
 
     def add(verb: Verb) -> Callable[..., None]:

@@ -100,14 +100,9 @@ def repeatable(metavar: str | None, text: str, *names: str) -> Any:  # noqa: ANN
 def like(kind: Any, name: str, *names: str, metavar: str | None = None, text: str = "", **limits: float) -> Any:  # noqa: ANN401
     """Return a field of an option group that is an option of a Python call, with its type and its default.
 
-    Parameters
-    ----------
-    kind : type
-        Dataclass with the options of the call.
-    name : str
-        The option, also the name of the field, which `arguments_of` passes on.
-    text : str
-        Help; by default the first sentence of the description of the option, as `described` finds it.
+    `kind` is a dataclass with the options of the call. `name` is the option, and also the name of the field, which
+    `arguments_of` passes on. `text` is the help; by default the first sentence of the description of the option, as
+    `described` finds it.
 
     Examples
     --------
@@ -211,18 +206,9 @@ Verb = Callable[..., Any]
 def expand_option_groups(verb: Verb, show: Callable[[Any, bool], None]) -> Callable[..., None]:
     """Return a command whose parameters are those of a verb, with dataclasses replaced by their fields.
 
-    Parameters
-    ----------
-    verb : callable
-        Function with annotations; parameters that are dataclasses are built from those of the command. The help shows the options of a dataclass
-        with an attribute `panel` under that heading.
-    show : callable
-        Prints what the verb returns, and is told whether as JSON.
-
-    Returns
-    -------
-    callable
-        For `typer.Typer.command`. A field of several dataclasses becomes one option, whose value they share.
+    Parameters that are dataclasses are built from those of the command; a field of several dataclasses becomes one
+    option, whose value they share. The help shows the options of a dataclass with an attribute `panel` under that
+    heading. `show` prints what the verb returns, and is told whether as JSON. The result is for `typer.Typer.command`.
     """
     given_parameters = inspect.signature(verb).parameters
     # Needs annotations that are classes: with `from __future__ import annotations` they would be text.
@@ -276,11 +262,6 @@ def _field_parameter(part: "dataclasses.Field[Any]", panel: str | None) -> inspe
 
 def parse_pairs(given: list[str], option: str) -> dict[str, str]:
     """Parse ``key=value`` texts, split at the first equals sign.
-
-    Raises
-    ------
-    typer.BadParameter
-        If there is none.
 
     Examples
     --------

@@ -117,16 +117,8 @@ def print_table(
 ) -> None:
     """Print rows as an aligned table, truncated to the width of the terminal, never wrapped.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Values by column.
-    columns : sequence of str
-        Columns, in order; numbers are right-aligned.
-    empty : str
-        Text to print if there are no rows.
-    as_json : bool
-        Print JSON instead of a table, with all columns of the rows.
+    `columns` are in order; numbers are right-aligned. `empty` is printed if there are no rows. `as_json` prints JSON
+    instead, with all columns of the rows.
     """
     if as_json:
         print_json(rows)

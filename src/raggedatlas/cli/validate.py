@@ -209,19 +209,7 @@ def is_file_or_store(what: "Address") -> bool:
 def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
     """Return whether a path is a file or folder of cells, and refuse options that only an atlas accepts.
 
-    Parameters
-    ----------
-    what : str
-        Path or address.
-    at : str or None
-        Requested snapshot.
-    selected : bool
-        Whether cells, features or layers are selected.
-
-    Raises
-    ------
-    typer.BadParameter
-        If a snapshot or a selection is requested of a file.
+    `at` is the requested snapshot; `selected` says whether cells, features or layers are selected.
     """
     # A Market-matrix folder has no metadata; it is recognized by the name of its matrix.
     if not is_file_or_store(what) and not any(Path(what, name).is_file() for name in ("matrix.mtx", "matrix.mtx.gz")):

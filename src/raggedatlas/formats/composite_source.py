@@ -39,15 +39,7 @@ def space_of(types: Iterable[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MatrixPart:
-    """One matrix: its description and its reader.
-
-    Parameters
-    ----------
-    info : MatrixInfo
-        Description of the matrix.
-    rows : RowReader
-        Reader of its rows.
-    """
+    """One matrix: its description and its reader."""
 
     info: MatrixInfo
     rows: RowReader
@@ -68,38 +60,19 @@ class MatrixPart:
 
 @dataclass(frozen=True, slots=True)
 class SourceParts:
-    """Contents of a source.
-
-    Parameters
-    ----------
-    n_cells : int
-        Number of cells.
-    cells : callable
-        Reads the cells: a frame, or the table that `frame_to_arrow` makes of one.
-    matrices : tuple of MatrixPart
-        Matrices of cells by features.
-    features : mapping of str to callable
-        Key -> reads those features, as `cells`.
-    left_out : mapping of str to str
-        Key -> description of an element that is not read.
-    present : mapping of str to (n_rows,) int64
-        Matrix key -> cell of each row, for matrices that do not cover all cells in order.
-    others : tuple of MatrixPart
-        All other matrices.
-    elements : mapping of str to callable
-        Key -> reads that element completely.
-    tables : mapping of str to callable
-        Key -> opens that table of cells for reading column by column, or returns None if it must be read completely.
-    """
+    """Contents of a source."""
 
     n_cells: int
+    # Reads the cells: a frame, or the table that `frame_to_arrow` makes of one.
     cells: "Callable[[], pd.DataFrame | pa.Table]"
-    matrices: tuple[MatrixPart, ...]
-    features: "Mapping[str, Callable[[], pd.DataFrame | pa.Table]]"
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    matrices: tuple[MatrixPart, ...]  # of cells by features
+    features: "Mapping[str, Callable[[], pd.DataFrame | pa.Table]]"  # key -> reads those features, as `cells`
+    left_out: Mapping[str, str] = field(default_factory=dict)  # key -> description of an element that is not read
+    # Matrix key -> cell of each row, (n_rows,), for matrices that do not cover all cells in order.
     present: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     others: tuple[MatrixPart, ...] = ()
-    elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # key -> reads that element completely
+    # Key -> opens that table of cells to be read column by column, or returns None if it must be read completely.
     tables: Mapping[str, Callable[[], ColumnTable | None]] = field(default_factory=dict)
 
     def under(self, prefix: str) -> "SourceParts":
@@ -121,14 +94,7 @@ class SourceParts:
 class CompositeSource:
     """A `Source` composed of matrix readers and functions that read elements.
 
-    Parameters
-    ----------
-    parts : SourceParts
-        Contents of the source.
-    name, uri, format : str
-        See `SourceSchema`.
-    close : callable, optional
-        Closes the open file.
+    `name`, `uri` and `format` are those of `SourceSchema`; `close` closes the open file.
     """
 
     def __init__(
@@ -156,13 +122,7 @@ class CompositeSource:
         return _as_table(self._parts.cells())
 
     def features(self, key: str) -> pa.Table:
-        """Return the table of features with this key, the index as first column.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such key.
-        """
+        """Return the table of features with this key, the index as first column."""
         read = self._parts.features.get(key)
         if read is None:
             raise NotFoundError(
@@ -175,21 +135,8 @@ class CompositeSource:
     ) -> Iterator[tuple[Block, ...]]:
         """Iterate over blocks of rows of several matrices, at most `n_rows` per block, fewer if rows are long.
 
-        Parameters
-        ----------
-        keys : tuple of str
-            Keys of the matrices.
-        n_rows : int
-            Maximum number of rows per block.
-        rows : tuple of int or None
-            Range ``(start, stop)`` of rows; None is all.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such matrix.
-        SourceError
-            If the matrices have different numbers of rows, the range is invalid, or the file is damaged.
+        `rows` is the range ``(start, stop)``; None is all. The matrices must have equal numbers of rows. Wrong
+        arguments raise in the call, not at the first step.
         """
         if n_rows < 1:
             raise SourceError(f"n_rows is {n_rows}; it must be at least 1.")
@@ -209,15 +156,7 @@ class CompositeSource:
         return _iterate_blocks(readers, start, stop, n_rows)
 
     def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-        """Read a complete element: a matrix, ``"obs"``, a table of features, or any other.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such element.
-        SourceError
-            If it is damaged or its encoding is unknown.
-        """
+        """Read a complete element: a matrix, ``"obs"``, a table of features, or any other."""
         tables = {"obs": self._parts.cells, **self._parts.features}
         # Elements first: a frame in obsm is also among the matrices, there without its names and dtypes.
         if key in self._parts.elements:
@@ -233,24 +172,12 @@ class CompositeSource:
         )
 
     def table(self, key: str) -> ColumnTable | None:
-        """Open a table of cells (``"obs"`` or that of a modality) for reading column by column; None if it must be read completely.
-
-        Raises
-        ------
-        SourceError
-            If it is damaged.
-        """
+        """Open a table of cells (``"obs"`` or that of a modality) for reading column by column; None if it must be read completely."""
         open_table = self._parts.tables.get(key)
         return None if open_table is None else open_table()
 
     def matrix(self, key: str) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-        """Read a complete matrix in its stored form.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such matrix.
-        """
+        """Read a complete matrix in its stored form."""
         return read_matrix(self._reader(key))
 
     def indptr(self, key: str) -> NDArray[np.int64]:
@@ -266,13 +193,7 @@ class CompositeSource:
         return reader.rows_ascend()
 
     def arrays(self, key: str) -> Mapping[str, Any]:
-        """Return the arrays of a matrix by name: ``"data"``, of a sparse one ``"indptr"`` and ``"indices"`` too; none if it is made of others.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such matrix.
-        """
+        """Return the arrays of a matrix by name: ``"data"``, of a sparse one also ``"indptr"`` and ``"indices"``; none if it is made of others."""
         return getattr(self._reader(key), "arrays", {})
 
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
@@ -307,12 +228,7 @@ def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int)
 
 
 def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-    """Read a complete matrix in its stored form.
-
-    Returns
-    -------
-    numpy.ndarray or scipy.sparse.csr_matrix or csc_matrix
-    """
+    """Read a complete matrix in its stored form: a NumPy array, or a `csr_matrix` or `csc_matrix` of SciPy."""
     from scipy.sparse import csr_matrix
 
     block = rows.read(0, rows.shape[0])

@@ -56,38 +56,17 @@ Places = dict[tuple[int, int], str]
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """An open file or folder.
+    """An open file or folder."""
 
-    Parameters
-    ----------
-    uri : str
-        Path or URI; every message starts with it.
-    root : h5py.Group or zarr.Group
-        Root group.
-    close : callable
-        Closes the file.
-    """
-
-    uri: str
-    root: Any
+    uri: str  # path or URI; every message starts with it
+    root: Any  # of h5py or zarr
     close: Callable[[], None]
     _found: dict[str, Any] = field(default_factory=dict, repr=False)
     _places: Places = field(default_factory=dict, repr=False)
     _declared: dict[str, int] = field(default_factory=dict, repr=False)
 
     def get(self, path: str) -> Any:  # noqa: ANN401  (a group or an array of either library)
-        """Return the group or array at a path such as ``"mod/rna/X"``, or None if it does not exist.
-
-        Raises
-        ------
-        SourceError
-            If the path leads to another file (an external link, a virtual or externally stored dataset), to an object that
-            was reached by another path, or deeper than `MAX_DEPTH`.
-        LimitError
-            If a chunk or the declared size exceeds the limits.
-        MissingExtraError
-            If a compression filter needs a plugin that is not installed.
-        """
+        """Return the group or array at a path such as ``"mod/rna/X"``, or None if it does not exist; checked as by `open_member`."""
         if path in self._found:
             return self._found[path]
         above, _, name = path.rpartition("/")
@@ -110,22 +89,7 @@ class Container:
             return tuple(sorted(str(name) for name in node))
 
     def whole(self, path: str, n_rows: int | None = None) -> Any:  # noqa: ANN401  (a numpy array)
-        """Read a complete array after checking its declared size.
-
-        Parameters
-        ----------
-        path : str
-            Path of the array.
-        n_rows : int, optional
-            Expected length.
-
-        Raises
-        ------
-        SourceError
-            If it is missing, has another length, or cannot be decoded.
-        LimitError
-            If its declared size exceeds `MAX_WHOLE`.
-        """
+        """Read a complete array after checking its declared size, and its length if `n_rows` is given."""
         node = self.get(path)
         if node is None or not is_array(node):
             raise SourceError(f"{self.uri}: there is no array {path!r}; the file is not complete.")
@@ -135,14 +99,9 @@ class Container:
 
 
 def check_elements(container: Container, paths: Iterable[str], limit: int) -> None:
-    """Raise if elements that are to be read completely declare too much; those of earlier calls for the container count too.
+    """Raise `LimitError` if elements that are to be read completely declare more than `limit` bytes.
 
-    Raises
-    ------
-    SourceError
-        If an object has two names.
-    LimitError
-        If all of them declare more than `limit` bytes.
+    Those of earlier calls for the container count too.
     """
     for path in paths:
         container._declared[path] = declared_bytes(container, path)
@@ -217,20 +176,6 @@ def unknown_encoding() -> type[Exception]:
 def open_hdf5(path: AnyPath) -> Container:
     """Open an HDF5 file for reading.
 
-    Parameters
-    ----------
-    path : Path or Location
-        The file.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none.
-    SourceError
-        If it is not HDF5, is cut short, or may not be read.
-    StoreError
-        If its object store or server fails.
-
     Examples
     --------
     >>> open_hdf5(Path("absent.h5ad"))
@@ -271,24 +216,8 @@ def open_hdf5(path: AnyPath) -> Container:
 def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
     """Open a Zarr folder or a ``.zarr.zip`` file for reading, format 2 or 3, after checking its metadata.
 
-    Parameters
-    ----------
-    path : Path or Location
-        The folder or file.
-    consolidated : bool
-        Whether to use consolidated metadata if present, as zarr-python and anndata do by default: one read then returns
-        all nodes. Validators read the metadata of each node instead.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none.
-    SourceError
-        If it is not a Zarr group.
-    LimitError
-        If a compressed member of a zip file declares more than a chunk may hold.
-    StoreError
-        If its object store or server fails, or there is a symlink below the folder.
+    `consolidated` uses consolidated metadata if present, as zarr-python and anndata do by default: one read then
+    returns all nodes. Validators read the metadata of each node instead. The checks of `zarr_store_of` apply.
     """
     import zarr
 
@@ -340,14 +269,8 @@ def is_tree(path: AnyPath) -> bool:
 def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-python)
     """Return the guarded store of a Zarr folder or zip file.
 
-    Raises
-    ------
-    SourceError
-        If two members of a zip file share their bytes.
-    LimitError
-        If a compressed member of a zip file declares more than a chunk may hold.
-    StoreError
-        If there is a symlink below the folder.
+    Refused are symlinks below the folder (`StoreError`), and in a zip file members that share their bytes or, if
+    compressed, declare more than a chunk may hold.
     """
     import zarr
 
@@ -378,12 +301,7 @@ def zarr_store_of(path: AnyPath) -> Any:  # noqa: ANN401  (a store of zarr-pytho
 def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr.Group)
     """Wrap an open h5py or zarr group as a container; the caller remains responsible for closing it.
 
-    Raises
-    ------
-    SourceError
-        If it is closed, or cannot be read.
-    StoreError
-        If it is in a folder, and there is a symlink below.
+    A group in a folder with a symlink below is refused (`StoreError`).
     """
     if hasattr(node, "id"):
         if not node:
@@ -413,27 +331,10 @@ def _nothing() -> None:
 def open_member(uri: str, group: Any, name: str, at: str, places: Places) -> Any:  # noqa: ANN401
     """Open a member of a group after checking it; None if there is none.
 
-    Parameters
-    ----------
-    uri : str
-        The file, for messages.
-    group : h5py.Group or zarr.Group
-        The group.
-    name : str
-        Name of the member.
-    at : str
-        Path of the member.
-    places : dict
-        Paths by which the objects of the file were reached so far; extended.
-
-    Raises
-    ------
-    SourceError
-        If it is in another file, was reached by another path, or lies deeper than `MAX_DEPTH`.
-    LimitError
-        If a chunk or the declared size exceeds the limits.
-    MissingExtraError
-        If a compression filter needs a plugin that is not installed.
+    `name` is that in `group`, `at` the path in the file `uri`. `places` has the paths by which the objects of the file
+    were reached so far, and is extended. Raises `SourceError` for an object that is in another file (an external link,
+    a virtual or externally stored dataset), was reached by another path, or lies deeper than `MAX_DEPTH`; `LimitError`
+    for a chunk or declared size over the limits; `MissingExtraError` for a filter whose plugin is not installed.
     """
     if at.count("/") > MAX_DEPTH:
         raise SourceError(f"{uri}: {at:.200} lies more than {MAX_DEPTH} groups deep; the file is damaged.")
@@ -538,15 +439,7 @@ def filter_available(code: int) -> bool:
 
 
 def check_whole(uri: str, path: str, node: Any, n_rows: int | None) -> None:  # noqa: ANN401
-    """Raise if an array that is about to be read completely has another length or is too large.
-
-    Raises
-    ------
-    SourceError
-        If the length of its first axis is not `n_rows`.
-    LimitError
-        If its declared size exceeds `MAX_WHOLE` bytes.
-    """
+    """Raise if an array that is about to be read completely is not of length `n_rows` (None: any) or larger than `MAX_WHOLE` bytes."""
     shape = node.shape or ()
     if n_rows is not None and (not shape or shape[0] != n_rows):
         raise SourceError(

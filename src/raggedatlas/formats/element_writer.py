@@ -37,21 +37,9 @@ MAX_INLINE_COLUMNS = 5_000
 def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
     """Write an element in anndata's encoding, text as plain string arrays, which all readers since 0.8 support.
 
-    Parameters
-    ----------
-    group : h5py.Group or zarr.Group
-        Destination group.
-    path : str
-        Path below the group.
-    value : object
-        Any element that AnnData supports.
-    options : dict
-        Dataset options of arrays; if empty, HDF5 arrays are contiguous.
-
-    Raises
-    ------
-    SchemaError
-        If it cannot be written, or would be read back differently; the message names it.
+    `group` is one of h5py or zarr, `path` the path below it. `options` are the dataset options of arrays; without any,
+    HDF5 arrays are contiguous. Raises `SchemaError`, which names the element, for one that cannot be written or would
+    be read back differently.
     """
     check_names(path, value, slashes=not hasattr(group, "store"))
     parent, _, name = path.rpartition("/")
@@ -64,19 +52,7 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
 def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
     """Write a value whose names were checked, in anndata's encoding.
 
-    Parameters
-    ----------
-    group : h5py.Group or zarr.Group
-        Destination group.
-    where : tuple of str
-        Name in the group, and path in the file for messages.
-    value, options : object and dict
-        See `write_element`.
-
-    Raises
-    ------
-    SchemaError
-        If it cannot be written.
+    `where` is the name in the group and the path in the file for messages; see `write_element` for the others.
     """
     name, path = where
     if not hasattr(group, "store"):
@@ -94,7 +70,7 @@ def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[s
 
 
 def _write_plain(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Write a mapping, table, categorical, number, text or array to HDF5 as anndata does; return False for any other value.
+    """Write a mapping, table, categorical, number, text or array to HDF5 as anndata does; return False for all else.
 
     Importing anndata takes longer than writing these.
     """
@@ -187,19 +163,7 @@ def refused(path: str) -> Iterator[None]:
 def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN401
     """Raise for keys of mappings and columns of tables that would be read back under another name or not at all.
 
-    Parameters
-    ----------
-    path : str
-        Path of the value.
-    value : object
-        Value to check; only mappings and tables have names.
-    slashes : bool
-        Whether names of columns may have slashes, as HDF5 finds them again by the list of columns.
-
-    Raises
-    ------
-    SchemaError
-        Naming the element and the key or column.
+    `slashes` tells whether names of columns may have slashes, as HDF5 finds them again by the list of columns.
 
     Examples
     --------
@@ -226,21 +190,7 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
 def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes: bool) -> None:
     """Raise for column names that would be read back differently or not at all.
 
-    Parameters
-    ----------
-    path : str
-        Path of the table.
-    names : sequence of str
-        Names of the columns.
-    index : str or None
-        Name of the index, if any.
-    slashes : bool
-        See `check_names`.
-
-    Raises
-    ------
-    SchemaError
-        Naming the table and the column.
+    `index` is the name of the index, None if it has none; `slashes` is as of `check_names`.
 
     Examples
     --------
@@ -304,24 +254,17 @@ def plain_text(frame: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a
 
 
 def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a pandas Series; an array)
-    """Convert a column to the array that is written.
+    """Convert a column (a pandas Series) to the array that is written.
 
-    Text without missing values becomes an object array, which is written as a plain string array that every reader since
-    anndata 0.8 knows, wherever it is read back with the dtype that it has here. Text of pandas' nullable type stays that.
-    AnnData has no encoding of times, which become ISO text, nor of nullable floating-point numbers, which become plain ones with NaN.
+    Text without missing values becomes an object array, which is written as a plain string array that every reader
+    since anndata 0.8 knows, wherever it is read back with the dtype that it has here. Text of pandas' nullable type
+    stays that. AnnData has no encoding of times, which become ISO text, nor of nullable floating-point numbers, which
+    become plain ones with NaN.
 
-    Parameters
-    ----------
-    column : pandas.Series
-        One column.
-    inferred : bool
-        Whether a plain string array is read back with the dtype that pandas infers for text, as from HDF5. From Zarr it is
-        read as ``object``, so that ``str``, the default of pandas 3, must be written as anndata does.
-
-    Raises
-    ------
-    TypeError
-        If objects are neither text, numbers, booleans nor times, or no file has such a type.
+    `inferred` tells whether a plain string array is read back with the dtype that pandas infers for text, as from HDF5.
+    From Zarr it is read as ``object``, so that ``str``, the default of pandas 3, must be written as anndata does.
+    Raises `TypeError`, which `refused` converts, for objects that are neither text, numbers, booleans nor times, and
+    for types that no file has.
     """
     import pandas as pd
 
@@ -444,21 +387,7 @@ def write_any(group: Any, path: str, value: Any, options: dict[str, Any]) -> Non
 def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, Any]) -> None:  # noqa: ANN401
     """Write a table as AnnData's data frame, with the values that `write_element` writes of the same frame.
 
-    Parameters
-    ----------
-    group : h5py.Group or zarr.Group
-        Destination group.
-    path : str
-        Path below the group.
-    table : ColumnTable
-        Its index and columns are read one after the other.
-    options : dict
-        As of `write_element`.
-
-    Raises
-    ------
-    SchemaError
-        If a column cannot be written, or a reader would not find it again; the message names it.
+    Index and columns are read one after the other; `options` are as of `write_element`.
     """
     names = [str(column.name) for column in table.columns]
     is_zarr = hasattr(group, "store")

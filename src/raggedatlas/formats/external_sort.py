@@ -28,17 +28,9 @@ RUN_ENTRIES = 1 << 21
 class ExternalRowSort:
     """Collect (row, column, value) entries in any order and read them back by rows; entries of a row keep their order.
 
-    Memory is bounded by about ten times `BAND_BYTES` (measured) and eight bytes per row, whatever the number of entries;
-    if they exceed one band, they are stored in the system's temporary folder, one file per band of rows.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        ``(n_rows, n_columns)``.
-    dtype : numpy dtype
-        Dtype of the values.
-    n_entries : int
-        Number of entries to come; it determines the number of bands.
+    Memory is bounded by about ten times `BAND_BYTES` (measured) and eight bytes per row, whatever the number of
+    entries; if they exceed one band, they are stored in the system's temporary folder, one file per band of rows.
+    `n_entries`, the number of entries to come, determines the number of bands.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype[Any], n_entries: int) -> None:
@@ -149,15 +141,8 @@ class ColumnSlice(NamedTuple):
 class ExternalColumnSort:
     """Collect entries row by row and read them back by columns, from sorted runs in one temporary file.
 
-    Memory is bounded by about four runs and sixteen bytes per column. Each run is sorted by column in the file, so a band of
-    columns is one contiguous slice of each run.
-
-    Parameters
-    ----------
-    n_columns : int
-        Number of columns.
-    path : Path
-        Temporary file; created when the entries exceed one run.
+    Memory is bounded by about four runs and sixteen bytes per column. Each run is sorted by column in the file, so a
+    band of columns is one contiguous slice of each run. The file at `path` is created when the entries exceed one run.
     """
 
     def __init__(self, n_columns: int, path: Path) -> None:
@@ -183,16 +168,9 @@ class ExternalColumnSort:
     def bands(self, width: int | None = None) -> Iterator[tuple[int, NDArray[np.int64], Iterator[ColumnSlice]]]:
         """Iterate over bands of columns, as ``(first column, bounds, slices)``.
 
-        Parameters
-        ----------
-        width : int, optional
-            Columns per band; by default as many as hold one run of entries, at least one.
-
-        Yields
-        ------
-        tuple
-            The first column; the ``(n_columns + 1,)`` int64 bounds of the columns' entries over all runs; an iterator over the slice of
-            each run, in the order in which the runs were added, each read on demand.
+        A band has `width` columns; by default as many as hold one run of entries, at least one. `bounds`, (n + 1,)
+        int64, are those of the entries of its n columns over all runs. `slices` iterates over the slice of each run, in
+        the order in which the runs were added, each read on demand.
         """
         self._sort(keep=True)
         first = 0
@@ -276,17 +254,7 @@ class ExternalColumnSort:
 def stable_order(keys: NDArray[Any], n_keys: int) -> NDArray[np.intp]:
     """Return the stable order that sorts small integers, in time proportional to their number.
 
-    Parameters
-    ----------
-    keys : (n,) integer
-        Each in ``[0, n_keys)``.
-    n_keys : int
-        Number of different keys.
-
-    Returns
-    -------
-    (n,) intp
-        Positions in sorted order, as ``numpy.argsort(keys, kind="stable")``.
+    `keys`, (n,), are in ``[0, n_keys)``; the result is that of ``numpy.argsort(keys, kind="stable")``.
 
     Examples
     --------
@@ -316,19 +284,9 @@ def _concat_rows(parts: list[CsrBlock]) -> CsrBlock:
 def merge_slices(
     bounds: NDArray[np.int64], slices: Iterable[ColumnSlice]
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """Merge the slices of a band into one, column by column.
+    """Merge the slices of a band, as `ExternalColumnSort.bands` yields them, into one, by column: rows and values.
 
-    Parameters
-    ----------
-    bounds : (n_columns + 1,) int64
-        Bounds of the columns over all slices.
-    slices : iterable of ColumnSlice
-        As `ExternalColumnSort.bands` yields them.
-
-    Returns
-    -------
-    tuple of (n,) uint32, (n,) float32
-        Rows and values.
+    `bounds`, (n_columns + 1,), are those of the columns over all slices.
     """
     rows, values = np.empty(bounds[-1], np.uint32), np.empty(bounds[-1], np.float32)
     filled = bounds[:-1].copy()

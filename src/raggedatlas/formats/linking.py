@@ -43,14 +43,7 @@ Codecs = list[dict[str, Any]]
 
 
 class Linker:
-    """Collects references to the arrays of one source.
-
-    Parameters
-    ----------
-    source : Source
-        The source, open.
-    place : Path or Location
-        The file or Zarr folder that it reads.
+    """Collects references to the arrays of an open source; `place` is the file or Zarr folder that it reads.
 
     Examples
     --------
@@ -71,27 +64,11 @@ class Linker:
         self._tables: dict[str, ChunkTable] = {}
 
     def add(self, key: str) -> dict[str, ArraySpec]:
-        """Register the arrays of a matrix.
+        """Register the arrays of a matrix: ``"data"``, and ``"indices"`` of a sparse one.
 
-        Parameters
-        ----------
-        key : str
-            Key of the matrix.
-
-        Returns
-        -------
-        dict of str to ArraySpec
-            ``"data"``, and ``"indices"`` of a sparse matrix: path and name among the references are ``<key>/<name>``; shape, dtype,
-            chunks and codecs are those of the file.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such matrix.
-        SourceError
-            If its chunks cannot be read without its own library, or are no chunks of a file, or the file has changed.
-        StoreError
-            If the object store or server fails.
+        Path and name among the references are ``<key>/<name>``; shape, dtype, chunks and codecs are those of the file.
+        Raises `SourceError` if its chunks cannot be read without its own library, or are no chunks of a file, or the
+        file has changed.
         """
         where = f"{self._place}: {key}"
         if self._files is None:
@@ -111,13 +88,7 @@ class Linker:
         return {name: spec for name, (spec, _) in found.items()}
 
     def references(self) -> References:
-        """Return the references to all arrays that were added.
-
-        Raises
-        ------
-        SourceError
-            If the file has changed since the source was opened.
-        """
+        """Return the references to all arrays that were added; raise `SourceError` if the file has changed since the source was opened."""
         if self._files is None:
             raise _refusal(str(self._place), "it is a zip file")
         return References(self._files.objects(), dict(self._tables))

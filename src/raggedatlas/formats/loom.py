@@ -31,25 +31,11 @@ REFERENCE = re.compile(r"&#?\w+;")
 
 
 def loom_source(path: Address) -> CompositeSource:
-    """Open a loom file.
+    """Open a loom file; its matrices are read in blocks of cells.
 
-    The main matrix becomes X and layers keep their names, both as sparse matrices of cells by features in their own dtype.
-    Attributes become columns of `obs` and `var`, those of several axes members of `obsm` and `varm`, graphs members of `obsp` and
-    `varp`, and attributes of the file members of `uns`.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file. Its matrices are read in blocks of cells.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    SourceError
-        If it is damaged, lacks the groups of a loom file, or does not fit together.
-    LimitError
-        If it declares more than may be read.
+    The main matrix becomes X and layers keep their names, both as sparse matrices of cells by features in their own
+    dtype. Attributes become columns of `obs` and `var`, those of several axes members of `obsm` and `varm`, graphs
+    members of `obsp` and `varp`, and attributes of the file members of `uns`.
     """
     path = as_path(path)
     container = open_hdf5(path)
@@ -203,15 +189,7 @@ class _Transposed:
 
 
 class TransposedRows:
-    """Reads a dense matrix of features by cells as a sparse one of cells by features; holds some columns of chunks in memory.
-
-    Parameters
-    ----------
-    dataset : h5py.Dataset
-        The matrix.
-    place : MatrixLocation
-        For messages.
-    """
+    """Reads a dense matrix of features by cells as a sparse one of cells by features; holds some columns of chunks in memory."""
 
     form: MatrixForm = "csr"
     n_entries: int | None = None

@@ -27,21 +27,11 @@ NUMBER_KINDS = "biufc"
 
 @dataclass(frozen=True, slots=True)
 class MatrixLocation:
-    """File and element of a matrix, for error messages.
-
-    Parameters
-    ----------
-    uri : str
-        The file.
-    element : str
-        The matrix in it.
-    cell_name : callable
-        Maps a row number to the name of its cell.
-    """
+    """File and element of a matrix, for error messages."""
 
     uri: str
     element: str
-    cell_name: Callable[[int], str]
+    cell_name: Callable[[int], str]  # row number -> name of its cell
 
     def cell(self, row: int) -> str:
         """Return the name of a row."""
@@ -51,7 +41,8 @@ class MatrixLocation:
 class RowReader(Protocol):
     """Protocol of matrices that are read by rows; cheap if rows are requested in ascending order.
 
-    Readers of stored arrays have these as `arrays`, a mapping by name: ``"data"``, of sparse matrices ``"indptr"`` and ``"indices"`` too.
+    Readers of stored arrays have these as `arrays`, a mapping by name: ``"data"``, of sparse matrices ``"indptr"`` and
+    ``"indices"`` too.
     """
 
     form: MatrixForm
@@ -75,14 +66,8 @@ class RowReader(Protocol):
 class SequentialArray:
     """Slices along the first axis of an array; in ascending order, each chunk is decoded only once.
 
-    Parameters
-    ----------
-    array : h5py.Dataset, zarr.Array, numpy.ndarray or similar
-        Any object with a shape, a dtype and slicing.
-    place : MatrixLocation
-        For messages.
-    dtype : numpy.dtype, optional
-        Dtype of the result; by default the array's own in native byte order.
+    `array` is any object with a shape, a dtype and slicing, such as those of h5py, zarr and NumPy. `dtype` is that of
+    the result; by default the array's own in native byte order.
     """
 
     def __init__(self, array: Any, place: MatrixLocation, dtype: np.dtype[Any] | None = None) -> None:  # noqa: ANN401
@@ -137,15 +122,7 @@ class SequentialArray:
 
 
 class DenseRows:
-    """A dense matrix or array of higher dimension; holds the block and one row of chunks in memory.
-
-    Parameters
-    ----------
-    array : array
-        See `SequentialArray`.
-    place : MatrixLocation
-        For messages.
-    """
+    """A dense matrix or array of higher dimension; holds the block and one row of chunks in memory."""
 
     form: MatrixForm = "dense"
     n_entries: int | None = None
@@ -185,18 +162,8 @@ class SparseArrays:
 class CsrRows:
     """A CSR matrix; holds the block, eight bytes per cell and one chunk of each array in memory.
 
-    Parameters
-    ----------
-    arrays : SparseArrays
-        Arrays of the matrix.
-    place : MatrixLocation
-        For messages.
-
-    Raises
-    ------
-    SourceError
-        If the lengths of the arrays do not match; when the first block is read, if the row pointers are invalid; with each
-        block, if a column index is out of range.
+    Lengths of the arrays that do not match raise `SourceError` at once, invalid row pointers when the first block is
+    read, and a column index that is out of range with its block.
     """
 
     form: MatrixForm = "csr"
@@ -293,16 +260,10 @@ class SortedRows(ABC):
 
 
 class CscRows(SortedRows):
-    """A CSC matrix that is sorted by rows in one pass; uses about ten times `external_sort.BAND_BYTES` of memory, then as for CSR.
+    """A CSC matrix that is sorted by rows in one pass.
 
+    The pass uses about ten times `external_sort.BAND_BYTES` of memory; after it, reading uses as much as for CSR.
     Entries of a row are ordered by column.
-
-    Parameters
-    ----------
-    arrays : SparseArrays
-        Arrays of the matrix; `indices` are row numbers.
-    place : MatrixLocation
-        For messages.
     """
 
     form: MatrixForm = "csc"
@@ -362,19 +323,7 @@ class CscRows(SortedRows):
 class LazyRows:
     """A matrix given by a function that slices its rows: a view of an AnnData, a lazy array.
 
-    Parameters
-    ----------
-    rows : callable
-        Returns rows ``[start, stop)`` as a sparse or dense matrix.
-    shape : tuple of int
-        Shape of the complete matrix.
-    place : MatrixLocation
-        For messages.
-
-    Raises
-    ------
-    SourceError
-        If the values are not numeric.
+    `rows` returns rows ``[start, stop)`` as a sparse or dense matrix; `shape` is that of the complete matrix.
     """
 
     n_entries: int | None = None
@@ -410,15 +359,7 @@ class LazyRows:
 
 
 class ColumnSubset:
-    """A subset of the columns of a CSR matrix, renumbered.
-
-    Parameters
-    ----------
-    rows : RowReader
-        The matrix with all columns; each subset reads it again.
-    columns : (n,) int64
-        Columns in the order of the result.
-    """
+    """A subset of the columns of a CSR matrix, renumbered in the order of `columns`, (n,); each subset reads `rows` again."""
 
     form: MatrixForm = "csr"
     n_entries: int | None = None

@@ -29,18 +29,10 @@ MOD = "mod/"
 
 @dataclass(frozen=True, slots=True)
 class ModalityMatrix:
-    """One matrix of a modality.
+    """One matrix of a modality."""
 
-    Parameters
-    ----------
-    key : str
-        Key in an AnnData: ``"X"``, ``"layers/<name>"``, ``"obsp/<name>"``.
-    infos : tuple of MatrixInfo
-        Matrices of the source whose columns are concatenated.
-    """
-
-    key: str
-    infos: tuple[MatrixInfo, ...]
+    key: str  # in an AnnData: "X", "layers/<name>", "obsp/<name>"
+    infos: tuple[MatrixInfo, ...]  # matrices of the source whose columns are concatenated
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,45 +43,23 @@ class ModalityMatrix:
 
 @dataclass(frozen=True, slots=True)
 class Modality:
-    """One modality: the contents of one AnnData.
-
-    Parameters
-    ----------
-    name : str
-        Name of the modality.
-    matrices : tuple of ModalityMatrix
-        Matrices of the modality.
-    elements : mapping of str to callable
-        Key in an AnnData -> reads the complete element; includes ``"obs"``, ``"var"`` and ``"raw/var"``.
-    features : callable
-        Reads the table of features, for looking up names.
-    cells : (n,) int64 or None
-        Cell of the source that each row belongs to; None if row i is cell i.
-    """
+    """One modality: the contents of one AnnData."""
 
     name: str
     matrices: tuple[ModalityMatrix, ...]
+    # Key in an AnnData -> reads the complete element; includes "obs", "var" and "raw/var".
     elements: Mapping[str, Callable[[], Any]]
-    features: Callable[[], pa.Table]
-    cells: NDArray[np.int64] | None = None
+    features: Callable[[], pa.Table]  # reads the table of features, for looking up names
+    cells: NDArray[np.int64] | None = None  # (n,): cell of the source that each row belongs to; None if row i is cell i
 
 
 @dataclass(frozen=True, slots=True)
 class Modalities:
-    """All modalities of a source, and what is shared by them.
-
-    Parameters
-    ----------
-    modalities : tuple of Modality
-        One entry per modality.
-    matrices : tuple of ModalityMatrix
-        Matrices over all cells of a multimodal source.
-    elements : mapping of str to callable
-        Elements over all cells of a multimodal source.
-    """
+    """All modalities of a source, and what is shared by them."""
 
     modalities: tuple[Modality, ...]
-    matrices: tuple[ModalityMatrix, ...] = ()
+    matrices: tuple[ModalityMatrix, ...] = ()  # over all cells of a multimodal source
+    # As of `Modality`, over all cells of a multimodal source.
     elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 
@@ -118,21 +88,9 @@ def join_feature_types(source: Source) -> Modality:
 def select_modalities(source: Source, modality: str | None, *, multimodal: bool) -> list[Modality]:
     """Return the requested modalities of a source: one, all, or all that fit into a single AnnData.
 
-    Parameters
-    ----------
-    source : Source
-        The source.
-    modality : str or None
-        Name of the modality, or feature type of 10x that it is made of; None is all.
-    multimodal : bool
-        Whether the target can hold several; if not, the feature types of a 10x source are concatenated.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such modality.
-    SourceError
-        If there are several and the target can hold only one.
+    `modality` is its name, or the feature type of 10x that it is made of; None is all. Unless the target is
+    `multimodal`, the feature types of a 10x source are concatenated, and several modalities of any other source
+    refused.
     """
     whole = split_modalities(source)
     modalities = list(whole.modalities)
@@ -170,15 +128,7 @@ def _elements(source: Source, schema: SourceSchema, prefix: str) -> dict[str, Ca
 
 @dataclass(frozen=True, slots=True)
 class ElementReader:
-    """Reads one element of a source, completely or column by column.
-
-    Parameters
-    ----------
-    source : Source
-        The source.
-    key : str
-        Key of the element.
-    """
+    """Reads one element of a source, completely or column by column."""
 
     source: Source
     key: str
@@ -267,10 +217,7 @@ GROUPS = ("layers", "obsm", "varm", "obsp", "varp", "uns")
 class MemoryOutput:
     """An `OutputFile` that is an object in memory; `made` is the AnnData or MuData once it is published.
 
-    Parameters
-    ----------
-    uri : str
-        What is read, for messages.
+    `uri` is what is read, for messages.
     """
 
     in_memory = True
@@ -385,20 +332,7 @@ def make_anndata(values: Mapping[str, Any]) -> "AnnData":
 
 
 def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData":
-    """Create a MuData from modalities.
-
-    Parameters
-    ----------
-    parts : dict of str to AnnData
-        Name of a modality -> its AnnData.
-    tables : dict of str to any
-        Elements shared by all modalities: ``"obs"``, ``"obsm"``, ``"uns"``, ...
-
-    Raises
-    ------
-    MissingExtraError
-        If mudata is not installed.
-    """
+    """Create a MuData from modalities; `tables` are the elements shared by all of them: ``"obs"``, ``"obsm"``, ``"uns"``, ..."""
     try:
         import mudata as md
     except ImportError as error:

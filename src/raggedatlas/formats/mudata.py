@@ -50,14 +50,8 @@ SPACES = {
 def mudata_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5mu` file or MuData-Zarr folder: one cell per row of the global `obs`, keys such as ``"mod/rna/X"``.
 
-    Raises
-    ------
-    NotFoundError
-        If there is none.
-    SourceError
-        If it is damaged, or its modalities do not fit its `obsmap`.
-    LimitError
-        If it declares more than may be read; elements outside of matrices more than `max_element_bytes`.
+    Raises `SourceError` if its modalities do not fit its `obsmap`; `LimitError` also if elements outside of matrices
+    declare more than `max_element_bytes`.
     """
     path = as_path(path)
     container = open_zarr(path) if is_tree(path) else open_hdf5(path)
@@ -71,13 +65,7 @@ def mudata_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) 
 
 
 def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuData, whose package is optional)
-    """Open a MuData in memory as a source.
-
-    Raises
-    ------
-    SourceError
-        If its modalities do not fit its `obsmap`.
-    """
+    """Open a MuData in memory as a source."""
     mods: dict[str, SourceParts] = {}
     left_out: dict[str, str] = {}
     for name, part in mdata.mod.items():

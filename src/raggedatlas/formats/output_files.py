@@ -36,13 +36,7 @@ STEP_BYTES = 128 << 20
 
 
 class PageFlusher:
-    """Flushes new data of a file to disk in a background thread while the file is still being written.
-
-    Parameters
-    ----------
-    path : Path
-        File that is being written, through this or another descriptor.
-    """
+    """Flushes new data of a file to disk in a background thread while the file is still being written, by this or another descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.file = os.open(path, os.O_RDWR)
@@ -50,13 +44,7 @@ class PageFlusher:
         self._running: Future[None] | None = None
 
     def note(self, n_bytes: int) -> None:
-        """Record that `n_bytes` were written, and start a flush if enough are pending.
-
-        Raises
-        ------
-        OSError
-            If an earlier flush failed.
-        """
+        """Record that `n_bytes` were written, and start a flush if enough are pending; raise the `OSError` of an earlier flush that failed."""
         self._pending += n_bytes
         if self._pending >= STEP_BYTES and (self._running is None or self._running.done()):
             self._join()
@@ -64,13 +52,7 @@ class PageFlusher:
             self._running = submit(_sync, self.file)
 
     def finish(self, header: bytes = b"") -> None:
-        """Write the header, wait until the complete file is on disk, and close it.
-
-        Raises
-        ------
-        OSError
-            If any write failed.
-        """
+        """Write the header, wait until the complete file is on disk, and close it; raise the `OSError` of any write that failed."""
         try:
             self._join()
             os.pwrite(self.file, header, 0)
@@ -102,36 +84,17 @@ def _sync(file: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A compression of arrays.
-
-    Parameters
-    ----------
-    name : str
-        Name of the compression.
-    level : int
-        How hard it tries; 0 where that means nothing.
-    hdf5 : mapping
-        What h5py calls it.
-    chunk : callable or None
-        Shuffled bytes of a chunk -> what an HDF5 file keeps of them, where we compress; None where the library must.
-    plugin : int
-        HDF5's number of the filter where that is a plugin, else 0.
-    """
+    """A compression of arrays."""
 
     name: str
-    level: int
-    hdf5: dict[str, Any]
+    level: int  # how hard it tries; 0 where that means nothing
+    hdf5: dict[str, Any]  # what h5py calls it
+    # Shuffled bytes of a chunk -> what an HDF5 file keeps of them, where we compress; None where the library must.
     chunk: Callable[[Any], bytes] | None = None
-    plugin: int = 0
+    plugin: int = 0  # HDF5's number of the filter where that is a plugin
 
     def zarr(self, zarr_format: int, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401  (a codec of zarr or numcodecs, or None)
-        """Return the compressor of an array of values of this type in Zarr format 2 or 3.
-
-        Raises
-        ------
-        SourceError
-            If Zarr does not know the compression.
-        """
+        """Return the compressor of an array of values of this type in Zarr format 2 or 3; None where nothing is compressed."""
         from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
         codec = self._codec(dtype)
@@ -168,16 +131,8 @@ class Compression:
 def compression_of(asked: str | None) -> Compression:
     """Parse a compression such as ``"gzip"`` or ``"zstd:9"``; None means uncompressed.
 
-    Parameters
-    ----------
-    asked : str or None
-        One of gzip (levels 1 to 9, by default 1), zstd (1 to 22, by default 3), blosc (LZ4, 1 to 9, by default 5), lzf,
-        and where given a level after a colon.
-
-    Raises
-    ------
-    SourceError
-        If there is no such compression or level.
+    One of gzip (levels 1 to 9, by default 1), zstd (1 to 22, by default 3), blosc (LZ4, 1 to 9, by default 5) and lzf;
+    a level follows a colon.
 
     Examples
     --------
@@ -200,13 +155,7 @@ def compression_of(asked: str | None) -> Compression:
 
 
 def require_plugin(compression: Compression) -> None:
-    """Raise if the HDF5 plugin of a compression is not installed.
-
-    Raises
-    ------
-    MissingExtraError
-        Naming the extra.
-    """
+    """Raise if the HDF5 plugin of a compression is not installed."""
     if compression.plugin and not filter_available(compression.plugin):
         raise MissingExtraError(
             f"HDF5 files with {compression.name} need a plugin, to write as to read them; install raggedatlas[plugins]."
@@ -246,16 +195,9 @@ BATCH_BYTES = 4 << 20
 
 
 class Appender:
-    """Appends rows to an array, in complete chunks until `flush`.
+    """Appends rows to an array of h5py or zarr, in complete chunks until `flush`.
 
-    Parameters
-    ----------
-    array : h5py.Dataset or zarr.Array
-        Destination array.
-    unit : int
-        Number of rows per write.
-    grows : bool
-        Whether the array is resized as rows are appended.
+    `unit` is the number of rows per write; `grows` tells whether the array is resized as rows are appended.
     """
 
     def __init__(self, array: Any, unit: int, *, grows: bool) -> None:  # noqa: ANN401
@@ -265,13 +207,7 @@ class Appender:
         self._pending: list[NDArray[Any]] = []
 
     def append(self, values: NDArray[Any]) -> None:
-        """Append rows.
-
-        Raises
-        ------
-        SchemaError
-            If they exceed the length of the array.
-        """
+        """Append rows; `SchemaError` if they exceed the length of the array."""
         self.n_rows += len(values)
         if not self._grows and self.n_rows > self.array.shape[0]:
             raise SchemaError(
@@ -315,14 +251,9 @@ class Appender:
 
 
 class ContiguousAppender(Appender):
-    """Appends to a contiguous HDF5 dataset, whose space in the file was allocated on creation.
+    """Appends to a contiguous HDF5 dataset of final shape, whose space in the file was allocated on creation.
 
-    Parameters
-    ----------
-    dataset : h5py.Dataset
-        Contiguous dataset with its final shape.
-    writeback : PageFlusher
-        Flusher of the same file.
+    `writeback` is the flusher of the same file.
     """
 
     def __init__(self, dataset: Any, writeback: PageFlusher) -> None:  # noqa: ANN401
@@ -340,18 +271,10 @@ class ContiguousAppender(Appender):
 
 
 class ChunkAppender(Appender):
-    """Appends to an HDF5 dataset whose chunks span all axes but the first; compresses chunks in threads instead of HDF5's filters.
+    """Appends to an HDF5 dataset whose chunks span all axes but the first.
 
-    Parameters
-    ----------
-    dataset : h5py.Dataset
-        Destination dataset.
-    compress : callable or None
-        Compresses the shuffled bytes of one chunk; None for a dataset without filters.
-    writeback : PageFlusher
-        Flusher of the same file.
-    grows : bool
-        Whether the dataset is resized as rows are appended.
+    Chunks are compressed in threads instead of by HDF5's filters: `compress` takes the shuffled bytes of one chunk;
+    None for a dataset without filters. `writeback` is the flusher of the same file.
     """
 
     def __init__(
@@ -397,19 +320,10 @@ class ChunkAppender(Appender):
 class ShardAppender(Appender):
     """Appends to a Zarr array on disk whose chunks span all axes but the first, encoding in several threads.
 
-    zarr-python encodes on one core; this writes the same bytes to the same files. Chunks are encoded as rows arrive and kept until
-    their shard is complete, so at most one incomplete chunk of values is copied.
-
-    Parameters
-    ----------
-    array : zarr.Array
-        Destination array; only its first axis may be empty.
-    folder : Path
-        Root folder of its store.
-    encode : callable or None
-        Encodes the contiguous values of one chunk; None stores them uncompressed.
-    grows : bool
-        Whether it must be lengthened.
+    zarr-python encodes on one core; this writes the same bytes to the same files. Chunks are encoded as rows arrive and
+    kept until their shard is complete, so at most one incomplete chunk of values is copied. Only the first axis of the
+    array may be empty. `folder` is the root of its store. `encode` takes the contiguous values of one chunk; None
+    stores them uncompressed.
     """
 
     def __init__(self, array: Any, folder: Path, encode: Callable[[Any], bytes] | None, *, grows: bool) -> None:  # noqa: ANN401
@@ -505,25 +419,10 @@ class OutputFile(Protocol):
 
 
 class Hdf5Output:
-    """An HDF5 file that is being written.
+    """An HDF5 file that is being written; `path` is its final path.
 
-    Parameters
-    ----------
-    path : Path
-        Final path.
-    compression : str or None
-        Of the larger arrays, as `compression_of` takes it.
-    overwrite : bool
-        Whether a file there may be replaced.
-    userblock : int
-        Bytes kept free at the front, for the header that MuData files carry.
-
-    Raises
-    ------
-    DuplicateError
-        If there is such a file.
-    StoreError
-        If the folder refuses.
+    `compression` is that of the larger arrays, as `compression_of` takes it. `userblock` bytes are kept free at the
+    front, for the header that MuData files carry.
     """
 
     in_memory = False
@@ -601,25 +500,9 @@ class Hdf5Output:
 
 
 class ZarrOutput:
-    """A Zarr folder that is being written.
+    """A Zarr folder that is being written, format 3 sharded; `path` is its final path.
 
-    Parameters
-    ----------
-    path : Path
-        Final path.
-    zarr_format : {2, 3}
-        Format 3 is sharded.
-    compression : str or None
-        Of the larger arrays, as `compression_of` takes it.
-    overwrite : bool
-        Whether a folder there may be replaced.
-
-    Raises
-    ------
-    DuplicateError
-        If there is such a folder.
-    StoreError
-        If the file system refuses.
+    `compression` is that of the larger arrays, as `compression_of` takes it.
     """
 
     in_memory = False
@@ -682,8 +565,8 @@ class ZarrOutput:
 def consolidate(folder: Path) -> None:
     """Consolidate the metadata of a Zarr folder.
 
-    zarr-python writes the nodes in an order that ignores case, in which it reads members of `Study` and `study` as one group's. Here
-    the members of a group follow each other.
+    zarr-python writes the nodes in an order that ignores case, in which it reads members of `Study` and `study` as one
+    group's. Here the members of a group follow each other.
     """
     import zarr
 
@@ -726,15 +609,7 @@ def _row_chunks(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @contextmanager
 def written_aside(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield where to write a file or folder: in a hidden folder beside its path, to which it is moved when it is complete.
-
-    Raises
-    ------
-    DuplicateError
-        If something is there and may not be replaced.
-    StoreError
-        If the folder is not there, or the file system refuses.
-    """
+    """Yield where to write a file or folder: in a hidden folder beside its path, to which it is moved when it is complete."""
     work = partial_path(path, overwrite=overwrite)
     new, old = work / path.name, work / "replaced"
     try:
@@ -753,9 +628,10 @@ def written_aside(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def publish(new: Path, path: Path, old: Path, *, overwrite: bool) -> None:
-    """Rename a complete file or folder to its final path; a folder that is there is renamed to `old`, and put back after an error.
+    """Rename a complete file or folder to its final path.
 
-    A rename cannot replace a folder with contents, so nothing is at the path between the two renames.
+    A folder that is there is renamed to `old`, and put back after an error. A rename cannot replace a folder with
+    contents, so nothing is at the path between the two renames.
     """
     if not overwrite:
         refuse_existing(path)
@@ -789,13 +665,7 @@ def refuse_existing(path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; it replaces `path` at the end, or is removed after an error.
-
-    Raises
-    ------
-    StoreError
-        If the file cannot be written.
-    """
+    """Yield a temporary path; it replaces `path` at the end, or is removed after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with store_errors(f"write {path}"):
         try:

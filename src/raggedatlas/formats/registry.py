@@ -166,14 +166,7 @@ def written_endings() -> list[str]:
 def list_sources(folder: Address) -> list[AnyPath]:
     """Return every path below a folder that `open_source` takes, sorted; the folder itself if it is one.
 
-    Only names and suffixes are checked, one level deep.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such folder.
-    SourceError
-        If nothing in it is recognised.
+    Only names and suffixes are checked, one level deep. Raises `SourceError` if nothing in it is recognised.
     """
     from raggedatlas.formats.tenx import market_matrices, sample_prefix
 
@@ -215,16 +208,8 @@ def _is_extension(path: AnyPath) -> bool:
 def detect(path: AnyPath) -> str:
     """Return the format of a path, determined by its structure rather than its name.
 
-    The format of an installed extension is the suffix that it is registered for; suffixes of built-in formats cannot be taken over.
-
-    Raises
-    ------
-    NotFoundError
-        If it does not exist.
-    SourceError
-        If its format is unknown.
-    StoreError
-        If its object store or server fails.
+    The format of an installed extension is the suffix that it is registered for; suffixes of built-in formats cannot be
+    taken over.
     """
     if isinstance(path, Location):
         return _detect_remote(path)

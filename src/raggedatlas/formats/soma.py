@@ -66,21 +66,7 @@ def is_soma(path: AnyPath) -> bool:
 def soma_source(path: str | os.PathLike[str], measurement: str | None = None) -> CompositeSource:
     """Open a measurement of a SOMA experiment: obs, var, the layers of X, and obsm.
 
-    Parameters
-    ----------
-    path : str or Path
-        The folder of the experiment.
-    measurement : str, optional
-        Its measurement; by default ``RNA``, or the only one.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such measurement.
-    SourceError
-        If the cells or features are not numbered from 0, or the experiment is damaged.
-    MissingExtraError
-        If tiledbsoma is not installed.
+    `measurement` is by default ``RNA``, or the only one. Cells and features must be numbered from 0.
     """
     try:
         import tiledbsoma
@@ -162,21 +148,9 @@ def _embedding(stored: Any, n_cells: int) -> NDArray[Any]:  # noqa: ANN401  (a s
 
 
 class SomaRows:
-    """A sparse array of cells by features, read by ranges of cells.
+    """A sparse array of cells by features, read by ranges of cells; `shape` may be smaller than that of the array.
 
-    Parameters
-    ----------
-    stored : tiledbsoma.SparseNDArray
-        The array.
-    shape : tuple of int
-        Cells and features; the array may be larger.
-    place : MatrixLocation
-        For messages.
-
-    Raises
-    ------
-    SourceError
-        If the array is dense; when rows are read, if an entry is outside the features.
+    An entry outside the features raises `SourceError` when its rows are read.
     """
 
     form: MatrixForm = "csr"

@@ -50,29 +50,10 @@ Where = str | Mapping[str, Any] | Filter
 
 
 def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
-    """Return the rows of the cells that match a condition.
+    """Return the ascending rows of the cells that match a condition; `cells` is what `Source.cells` returns.
 
-    Parameters
-    ----------
-    cells : pyarrow.Table
-        Table returned by `Source.cells`.
-    where : str, mapping or Filter
-        Condition as for `Query.where`, over the columns of the file; the index is ``cell_name``.
-
-    Returns
-    -------
-    (n,) int64
-        Rows, ascending.
-
-    Raises
-    ------
-    QueryError
-        If it is invalid or refers to an unknown column.
-
-    Warns
-    -----
-    UnknownValueWarning
-        If it compares with a text that no cell has.
+    `where` is as for `Query.where`, over the columns of the file; the index is ``cell_name``. Warns with
+    `UnknownValueWarning` about a comparison with a text that no cell has.
 
     Examples
     --------
@@ -111,13 +92,7 @@ def _texts(column: pa.ChunkedArray) -> list[str] | None:
 
 
 def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table) -> NDArray[np.int64]:
-    """Return the ascending rows selected by a condition, a mask or row numbers.
-
-    Raises
-    ------
-    QueryError
-        If the selection does not match the cells.
-    """
+    """Return the ascending rows selected by a condition, a mask or row numbers; a `QueryError` refuses repeated rows."""
     if isinstance(chosen, str | Mapping | Filter):
         return filter_cells(cells, chosen)
     asked = np.asarray(chosen)
@@ -144,22 +119,8 @@ def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table)
 def find_features(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows of features, found by index, else by ID or symbol in one of the usual columns.
 
-    Parameters
-    ----------
-    features : pyarrow.Table
-        Table returned by `Source.features`.
-    names : sequence of str
-        Names to find, in the order of the result.
-
-    Returns
-    -------
-    (n,) int64
-        Row of each feature.
-
-    Raises
-    ------
-    FeatureError
-        If a name is unknown, ambiguous or repeated.
+    `features` is what `Source.features` returns; the result, (n,), is in the order of `names`. Raises `FeatureError`
+    for a name that is unknown or ambiguous, and for two names of one feature.
 
     Examples
     --------
@@ -230,16 +191,8 @@ def subset_colors(
 ) -> Any:  # noqa: ANN401
     """Return the colors of the categories that a subset has; None where there is not one color for each category.
 
-    Parameters
-    ----------
-    colors : array
-        ``uns["<name>_colors"]`` of the whole.
-    table : pandas.DataFrame or ColumnTable
-        `obs` or `var` of the whole.
-    name : str
-        Of the column; colors are returned as they are if it is no categorical one.
-    rows : (n,) int64 or None
-        The subset; None is all.
+    `colors` are ``uns["<name>_colors"]`` and `table` the `obs` or `var` of the whole; colors of a column that is not
+    categorical are returned as they are. `rows`, (n,), is the subset; None is all.
     """
     if isinstance(table, ColumnTable):
         column: Any = next((c.read() for c in table.columns if c.name == name), None)
@@ -254,14 +207,9 @@ def subset_colors(
 
 
 def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:
-    """Return some rows and columns of a block; if columns are selected, entries of a row are ordered by column.
+    """Return some rows and columns, each in the order given, of a block with the layer ``"values"``; None is all.
 
-    Parameters
-    ----------
-    block : CsrBlock or DenseBlock
-        With the layer ``"values"``.
-    rows, columns : (n,) int64 or None
-        Selected rows and columns, in this order; None is all.
+    If columns are selected, entries of a row are ordered by column.
     """
     if rows is None and columns is None:
         return block
@@ -284,21 +232,9 @@ def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[
 
 
 class SelectedRows:
-    """Some rows, and columns, of a matrix.
+    """Some rows, and columns, of a matrix: `rows` and `columns`, each (n,) and ascending; `columns` of None is all.
 
-    Parameters
-    ----------
-    matrix : RowReader
-        The matrix.
-    rows : (n,) int64
-        Selected rows, ascending.
-    columns : (n,) int64 or None
-        Selected columns; None is all.
-
-    Raises
-    ------
-    CorruptError
-        If the matrix has fewer rows or columns than are selected from.
+    Raises `CorruptError` if the matrix has fewer rows or columns than are selected from.
     """
 
     def __init__(self, matrix: RowReader, rows: NDArray[np.int64], columns: NDArray[np.int64] | None = None) -> None:
@@ -332,12 +268,7 @@ class SelectedRows:
 def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
     """Return a source with some of its cells: matrices, tables, and all other elements along the cells.
 
-    Parameters
-    ----------
-    parts : SourceParts
-        The source; of its modalities, `present` has the cells under the key of their ``obs``.
-    rows : (n,) int64
-        Selected cells, ascending.
+    `rows`, (n,), ascend. Of modalities, `parts.present` has the cells under the key of their ``obs``.
     """
     present: dict[str, NDArray[np.int64]] = {}
 

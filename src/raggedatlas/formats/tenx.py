@@ -37,22 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MarketFiles:
-    """How the files of one sample in the Market-matrix format are called.
+    """How the files of one sample in the Market-matrix format are called."""
 
-    Parameters
-    ----------
-    matrix, barcodes : str
-        Endings of the names of the matrix and of the table of cells.
-    features : tuple of str
-        Possible endings of the name of the table of features.
-    by_cells : bool
-        Whether the rows of the matrix are cells; else they are features.
-    """
-
-    matrix: str
-    barcodes: str
-    features: tuple[str, ...]
-    by_cells: bool = False
+    matrix: str  # ending of the name of the matrix
+    barcodes: str  # ending of the name of the table of cells
+    features: tuple[str, ...]  # possible endings of the name of the table of features
+    by_cells: bool = False  # whether the rows of the matrix are cells; else they are features
 
     @property
     def has_headers(self) -> bool:
@@ -77,19 +67,7 @@ FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
     """Open a 10x `.h5` file; each feature type becomes a matrix.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    genome : str, optional
-        Name of the genome, for Cell Ranger 2 files with several.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    SourceError
-        If it is not a 10x file, is damaged, or `genome` is required.
+    `genome` names the genome, for Cell Ranger 2 files with several.
     """
     path = as_path(path)
     container = open_hdf5(path)
@@ -106,17 +84,10 @@ def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
 def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
     """Open a folder with the Market-matrix files of one sample, named as in `MARKET_FILES`, each plain or ``.gz``.
 
-    The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses one. Other
-    matrices in the folder, such as STARsolo's of reads that map to several genes, are listed as left out.
+    The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses
+    one. Other matrices in the folder, such as STARsolo's of reads that map to several genes, are listed as left out.
 
     The text is read once and sorted by cell, large files through temporary files.
-
-    Raises
-    ------
-    NotFoundError
-        If one of the files is absent.
-    SourceError
-        If the files do not match or a line is invalid.
     """
     folder, prefix, files = _sample(local_path(path))
     barcodes = find_part(folder, f"{prefix}{files.barcodes}")
@@ -326,41 +297,19 @@ DTYPES = {"integer": np.dtype(np.int64), "real": np.dtype(np.float64), "pattern"
 
 @dataclass(frozen=True, slots=True)
 class MarketHeader:
-    """Header of a Market-matrix file.
+    """Header of a Market-matrix file, as it is stated there."""
 
-    Parameters
-    ----------
-    field : str
-        ``"integer"``, ``"real"`` or ``"pattern"``.
-    shape : tuple of int
-        Shape stated in the file.
-    n_entries : int
-        Number of entries stated in the file.
-    """
-
-    field: str
+    field: str  # "integer", "real" or "pattern"
     shape: tuple[int, int]
     n_entries: int
 
 
 class MarketRows(SortedRows):
-    """Reads a coordinate file of features by cells, or cells by features, by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
+    """Reads a coordinate file by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
 
-    Parameters
-    ----------
-    path : Path
-        Plain or ``.gz``.
-    shape : tuple of int
-        ``(n_cells, n_features)`` from the tables next to it.
-    place : MatrixLocation
-        For messages.
-    by_cells : bool
-        Whether the rows of the file are cells.
-
-    Raises
-    ------
-    SourceError
-        If the header is not that of a coordinate matrix of that shape; when rows are read, if a line is invalid.
+    The file, plain or ``.gz``, is of features by cells, or of cells by features if `by_cells`. `shape`, cells and
+    features, is from the tables next to it. A header of another shape or kind raises `SourceError` at once, an invalid
+    line when rows are read.
     """
 
     form: MatrixForm = "csr"
@@ -409,13 +358,7 @@ class MarketRows(SortedRows):
 
 
 def find_part(folder: Path, *names: str) -> Path:
-    """Return the first file in a folder with one of these names, plain or with ``.gz``.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none.
-    """
+    """Return the first file in a folder with one of these names, plain or with ``.gz``."""
     for name in names:
         for candidate in (folder / name, folder / f"{name}.gz"):
             if candidate.is_file():
@@ -426,25 +369,9 @@ def find_part(folder: Path, *names: str) -> Path:
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
-    """Read a tab-separated table without a header.
+    """Read a tab-separated table without a header, plain or ``.gz``: column -> texts.
 
-    Parameters
-    ----------
-    path : Path
-        Plain or ``.gz``.
-    columns : tuple of str
-        Names of its first columns; those that the file lacks are left out, its others ignored.
-
-    Returns
-    -------
-    dict of str to list of str
-
-    Raises
-    ------
-    SourceError
-        If lines differ in their number of columns or cannot be read.
-    LimitError
-        If it is larger than `MAX_TABLE`.
+    `columns` names its first columns; those that the file lacks are left out, its others ignored.
     """
     try:
         with _opened(path) as file:
@@ -539,19 +466,7 @@ def _fit(lines: NDArray[Any], text: bytes) -> bool:
 
 
 def texts_to_arrow(index: NDArray[np.object_], columns: Mapping[str, NDArray[np.object_]]) -> pa.Table:
-    """Turn columns of text into the table that `frame_to_arrow` makes of a frame of them, without pandas.
-
-    Parameters
-    ----------
-    index : (n,) object
-        Texts of the index, none missing.
-    columns : mapping of str to (n,) object
-        Name -> texts of a column, none missing.
-
-    Raises
-    ------
-    SchemaError
-        As `frame_to_arrow` does.
+    """Turn columns of text, none missing, into the table that `frame_to_arrow` makes of their frame, without pandas.
 
     Examples
     --------

@@ -23,24 +23,10 @@ if TYPE_CHECKING:
 class UploadSink:
     """A `Sink` that writes to an object store: the files of another sink are uploaded by `commit`.
 
-    HDF5 and TileDB seek while they write, which object stores cannot. So the file is written to the folder for temporary files of the
-    system (``TMPDIR``), which needs room for it.
-
-    Parameters
-    ----------
-    target : Location
-        Where the file or folder will be.
-    maker : callable
-        Makes the sink of a local path.
-    options : mapping
-        Options of that sink; `overwrite` is that of the target.
-
-    Raises
-    ------
-    DuplicateError
-        If the target exists and is not to be overwritten.
-    StoreError
-        If the store cannot be asked, or is a web server.
+    HDF5 and TileDB seek while they write, which object stores cannot. So the file is written to the folder for
+    temporary files of the system (``TMPDIR``), which needs room for it. `maker` makes the sink of a local path with
+    `options`, whose `overwrite` is that of the target. Raises `DuplicateError` if the target exists and is not to be
+    overwritten.
 
     Notes
     -----
@@ -79,14 +65,9 @@ class UploadSink:
         self._sink.element(key, value)
 
     def commit(self) -> str:
-        """Complete the file, upload it, and return its address.
+        """Complete the file, upload it, and return its address; nothing is visible if the disk or the store fails.
 
-        Raises
-        ------
-        DuplicateError
-            If the target has come into being and is not to be overwritten.
-        StoreError
-            If the disk or the store fails; nothing is visible then.
+        Raises `DuplicateError` if the target has come into being and is not to be overwritten.
         """
         spooled = self._spooled = Path(self._sink.commit())
         # Again, since writing may have taken hours.
@@ -106,21 +87,9 @@ class UploadSink:
 
 
 class CopiedSource:
-    """A `Source` of a file or folder that its reader takes from a local disk only: it is copied, and the copy removed by `close`.
+    """A `Source` of a file or folder that its reader takes from a local disk only.
 
-    Parameters
-    ----------
-    path : Location
-        Where it is.
-    opener : callable
-        Opens the local copy.
-
-    Raises
-    ------
-    LimitError
-        If it is too large to be copied.
-    AtlasError
-        As `opener` and `local_copy`; messages name `path`.
+    It is copied, and the copy removed by `close`. `opener` opens the local copy; messages name `path`.
     """
 
     def __init__(self, path: Location, opener: Callable[[Path], Source]) -> None:

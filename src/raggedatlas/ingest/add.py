@@ -88,31 +88,13 @@ def add(
 ) -> AddReport | list[IngestReport]:
     """Add whatever `source` is.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : path, AnnData, MuData, Source, ResultDataset, Shapes, Geometry, or sequence of these
-        A folder that is no source itself means the files in it; a folder of results is a model's result; zarr-vectors stores, files of
-        shapes or points, and elements of SpatialData are geometry.
-    choices : mapping
-        Keyword arguments of `IngestOptions`.
-    progress : callable, bool or None
-        A callback; None draws a bar on a terminal, False draws nothing.
-    executor : Executor, Workers or None
-        Whose workers read files and write their arrays.
-    storage_options : mapping of str to str, optional
-        Credentials and endpoint of files in an object store; by default those of the atlas.
+    A sequence adds its members, and a folder that is no source itself the files in it; both return a list of reports. A
+    folder of results is a model's result; zarr-vectors stores, files of shapes or points, and elements of SpatialData
+    are geometry.
 
-    Returns
-    -------
-    IngestReport, ResultReport, GeometryReport, or list of IngestReport
-        A list for a folder or a sequence.
-
-    Raises
-    ------
-    SourceError
-        If a choice is not understood or the source is refused.
+    `choices` are the keyword arguments of `IngestOptions`. `progress` None draws a bar on a terminal, False draws
+    nothing. The workers of `executor` read files and write their arrays. `storage_options` are the credentials and
+    endpoint of files in an object store, by default those of the atlas.
     """
     catalog.require_writable("add()")
     # A file in an object store is usually near the atlas; the options of a local atlas are those of its files.
@@ -254,19 +236,9 @@ class Attachment(ABC, Generic[Report]):
 def attach(attachment: Attachment[Report], progress: Progress | bool | None = None) -> Report:  # noqa: FBT001
     """Add what is attached to cells: plan, stage, commit.
 
-    A process killed on the way leaves nothing visible; the call can be run again, and `repair` and `gc` free what was left.
-
-    Parameters
-    ----------
-    attachment : Attachment
-        What is added.
-    progress : callable, bool or None
-        A callback; None draws a bar on a terminal, False draws nothing.
-
-    Raises
-    ------
-    AtlasError
-        As the attachment refuses; and if another process adds the same meanwhile. The atlas is as it was.
+    A process killed on the way leaves nothing visible; the call can be run again, and `repair` and `gc` free what was
+    left. After an error, also if another process adds the same meanwhile, the atlas is as it was. `progress` None draws
+    a bar on a terminal, False draws nothing.
     """
     options = attachment.options
     catalog = attachment.catalog = attachment.catalog.session("add()")
@@ -313,32 +285,11 @@ def add_sources(
     catalog: Catalog, sources: Iterable[Opener], options: IngestOptions, progress: Progress = no_progress,
     *, attached: AttachedColumns | None = None, executor: Executor | Workers | None = None,
 ) -> list[IngestReport]:  # fmt: skip
-    """Add sources in order; small sources share a commit.
+    """Add sources in order and return one report for each; small sources share a commit.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    sources : iterable of Opener
-        Callables that open the sources.
-    options : IngestOptions
-        The caller's choices.
-    progress : callable
-        Called at every step.
-    attached : AttachedColumns or None
-        Data that is committed together with the only source.
-    executor : Executor, Workers or None
-        Its workers read the sources and write their arrays; this process commits.
-
-    Returns
-    -------
-    list of IngestReport
-        One per source, in order.
-
-    Raises
-    ------
-    AtlasError
-        The error of a refused single source, or a summary if some of several were refused; the others are in the atlas.
+    `attached` is committed together with the only source. The workers of `executor` read the sources and write their
+    arrays; this process commits. The error of a refused single source is raised as it is; if some of several are
+    refused, a summary is raised and the others are in the atlas.
     """
     openers = list(sources)
     outcomes: dict[int, Outcome] = {}

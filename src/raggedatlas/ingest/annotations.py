@@ -57,49 +57,28 @@ _MISSING = ["", "NA", "N/A", "NaN", "nan", "None", "null", "NULL", "<NA>"]
 class AnnotationSource:
     """A table of cells with what is known of its origin.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        One row per cell; the column ``_index``, where there is one, holds the names of the rows. Columns carry their `ColumnFacts`.
-    name : str
-        Default name of the annotation; empty where the source has none.
-    uri : str
-        The file, or the type of the object.
-    colors : mapping of str to (mapping of str to str)
-        Column -> category -> color.
-    origin : mapping of str to object
-        ``uns["atlas"]`` of a query's result; else empty.
-    obsm : mapping of str to array
-        The asked members of `obsm`, (n_cells, ...).
-    recipe : str
-        How it was made, as JSON, where the source says so.
+    `table` has one row per cell and `ColumnFacts` in its columns; its column ``_index``, where there is one, holds the
+    names of the rows.
     """
 
     table: pa.Table
-    name: str = ""
-    uri: str = ""
+    name: str = ""  # default name of the annotation; empty where the source has none
+    uri: str = ""  # the file, or the type of the object
+    # Column -> category -> color.
     colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # `uns["atlas"]` of a query's result; else empty.
     origin: Mapping[str, Any] = field(default_factory=dict)
+    # The members of `obsm` that were asked for, (n_cells, ...).
     obsm: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    recipe: str = ""
+    recipe: str = ""  # how it was made, as JSON, where the source says so
 
 
 def read_annotation_source(source: Any, text_columns: tuple[str, ...], obsm: Sequence[str] = ()) -> AnnotationSource:  # noqa: ANN401
     """Read the columns of cells from a file or an object.
 
-    Parameters
-    ----------
-    source : path, DataFrame, Series, Arrow table, mapping, AnnData, AnnotationSource, or anything that `add` takes
-        A mapping holds columns. Of AnnData and files of it, `obs` is read.
-    text_columns : tuple of str
-        Columns of a CSV file that are text whatever their values look like.
-    obsm : sequence of str
-        Members of `obsm` to read.
-
-    Raises
-    ------
-    SourceError
-        If it is of no known kind, or cannot be parsed.
+    `source` is a path, DataFrame, Series, Arrow table, AnnData, AnnotationSource, anything that `add` takes, or a
+    mapping, which holds columns. Of AnnData and files of it, `obs` and the members of `obsm` that are named are read.
+    `text_columns` are columns of a CSV file that are text whatever their values look like.
     """
     kind = type(source).__name__
     table = source if isinstance(source, AnnotationSource) else _read_table_source(source, kind, text_columns)
@@ -132,15 +111,8 @@ def read_annotation_source(source: Any, text_columns: tuple[str, ...], obsm: Seq
 def read_uids(source: Any) -> pa.Array:  # noqa: ANN401
     """Read uids of cells.
 
-    Parameters
-    ----------
-    source : list, array, Series, Index, table, mapping, AnnData or path
-        Uids, a table with a column ``uid`` or with uids as its index, or a text file (``.txt``) with one uid a line.
-
-    Raises
-    ------
-    SourceError, StoreError
-        If it has no uids, or cannot be read.
+    `source` is a list, array, Series or Index of uids, a table, mapping, AnnData or path of a table with a column
+    ``uid`` or with uids as its index, or a text file (``.txt``) with one uid a line.
 
     Examples
     --------
@@ -292,13 +264,7 @@ def _kind(arrow: pa.DataType) -> str:
 
 
 def text_of_column(table: pa.Table, name: str, what: str) -> pa.Array:
-    """Return a column of names as text.
-
-    Raises
-    ------
-    SourceError
-        If a row has none.
-    """
+    """Return a column of names as text; a row without one is refused, and `what` says in the message what it lacks."""
     column = table.column(name)
     values = column.combine_chunks()
     values = (integer_ids(values, f"The values of {name!r}") if pa.types.is_floating(values.type) else values).cast(
@@ -348,13 +314,8 @@ class _Merge:
 def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> AnnotationReport:  # noqa: ANN401
     """Write values of cells back into the atlas, as `RaggedAtlas.annotate` describes.
 
-    The new columns, their values and the record of the annotation are one commit of the cell table. Columns that were there are
-    not changed: the new ones cover them (`column_stacks`).
-
-    Raises
-    ------
-    AtlasError
-        As `RaggedAtlas.annotate` says; nothing is written then.
+    The new columns, their values and the record of the annotation are one commit of the cell table. Columns that were
+    there are not changed: the new ones cover them (`column_stacks`).
     """
     catalog = catalog.session("annotate")
     if options.name is not None:

@@ -40,36 +40,19 @@ _CASTS: dict[str, tuple[pa.DataType, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """One obs column on its way into the cell table.
+    """One obs column on its way into the cell table."""
 
-    Parameters
-    ----------
-    source : str
-        Its name in the file.
-    column : CellColumn
-        What it becomes.
-    """
-
-    source: str
-    column: CellColumn
+    source: str  # its name in the file
+    column: CellColumn  # what it becomes
 
 
 def plan_columns(
     cells: pa.Table, table: pa.Schema, options: IngestOptions, spaces: Sequence[str]
 ) -> tuple[tuple[ColumnPlan, ...], tuple[ColumnReport, ...]]:
-    """Decide what becomes of every obs column.
+    """Decide what becomes of every obs column: return the plans, and a report line for every column of the file.
 
-    Returns
-    -------
-    tuple
-        The plans, and a report line for every column of the file.
-
-    Raises
-    ------
-    SchemaError
-        If a type clashes with the stored column, a needed column is missing, or there are too many columns to take unasked.
-    NotFoundError
-        If a chosen column is not in the file.
+    A type that clashes with the stored column, a needed column that is missing, and more columns than are taken unasked
+    are refused, the columns in one error together.
     """
     offered = [f for f in cells.schema if f.name != INDEX]
     absent = sorted(set(options.cast) - {f.name for f in offered})
@@ -190,34 +173,15 @@ def _becomes_text(arrow: pa.DataType) -> bool:
 
 
 def column_values(plan: ColumnPlan, cells: pa.Table, target: pa.DataType) -> pa.ChunkedArray:
-    """Return a planned column of the source's cells in the type of the cell column.
-
-    Raises
-    ------
-    SchemaError
-        If a value would change.
-    """
+    """Return a planned column of the source's cells in the type of the cell column; raises `SchemaError` if a value would change."""
     return fit_values(plan.source, cells.column(plan.source), target)
 
 
 def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tuple[CellColumn, str]:
     """Return the cell column that a column of a file becomes, and a note for the report.
 
-    Parameters
-    ----------
-    field : pyarrow.Field
-        The column.
-    stored : str
-        Name in the cell table.
-    name : str
-        Name under which results show it.
-    cast : str or None
-        The type it is cast to, one of ``"str"``, ``"int"``, ``"float"``, ``"bool"``.
-
-    Raises
-    ------
-    SchemaError
-        If there is no such type.
+    `stored` is its name in the cell table, `name` the one under which results show it. `cast` is the type it is cast
+    to, a key of `_CASTS`, or None.
     """
     facts = replace(facts_of(field) or ColumnFacts(name, ""), name=name)
     if cast is None:
@@ -283,48 +247,22 @@ NO_GENES = (
 
 @dataclass(frozen=True)
 class Features:
-    """The columns of one group as the registry will know them.
+    """The columns of one group as the registry will know them."""
 
-    Parameters
-    ----------
-    uids : tuple of str
-        In column order, all different.
-    rows : pyarrow.Table
-        `uid`, `feature_id`, `symbol`, `aliases`, `organism`, and columns of the file that the registry has too.
-    notes : tuple of str
-        What was decided, for the report.
-    frame : pyarrow.Table
-        The features as the source has them, index first.
-    """
-
-    uids: tuple[str, ...]
+    uids: tuple[str, ...]  # in column order, all different
+    # `uid`, `feature_id`, `symbol`, `aliases`, `organism`, and columns of the file that the registry has too.
     rows: pa.Table
-    notes: tuple[str, ...]
-    frame: pa.Table
+    notes: tuple[str, ...]  # what was decided, for the report
+    frame: pa.Table  # the features as the source has them, index first
 
 
 def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: Sequence[str] = ()) -> Features:
     """Return the identity of every column of a matrix, each decided by its own identifier.
 
-    Parameters
-    ----------
-    var : pyarrow.Table
-        The source's features, index first.
-    space : str
-        Feature space; the namespace of the uids.
-    feature_id : str
-        ``"auto"``, ``"index"``, or a column of `var`.
-    organism : str
-        Organism of the features whose identifier and row in `var` do not name one; ``"auto"`` leaves it ``"unknown"``.
-    extra : sequence of str
-        Further registry columns to fill from columns of `var` of the same name.
-
-    Raises
-    ------
-    NotFoundError
-        If `feature_id` names no column.
-    FeatureError
-        If a feature has no id.
+    `var` has the source's features, index first; `space` is the namespace of the uids. `feature_id` is ``"auto"``,
+    ``"index"``, or a column of `var`. `organism` is that of the features whose identifier and row in `var` do not name
+    one; ``"auto"`` leaves it ``"unknown"``. `extra` names further registry columns to fill from columns of `var` of the
+    same name.
 
     Examples
     --------
@@ -507,26 +445,11 @@ def _repeated(uids: Sequence[str], ids: Sequence[str], given: Sequence[str], sai
 
 
 def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN401  (several forms)
-    """Add or correct features.
+    """Add or correct features and return how many were new.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    features : pandas.DataFrame, pyarrow.Table, or sequence of FeatureBaseSchema
-        Rows with `uid`.
-    space : str
-        Feature space.
-
-    Returns
-    -------
-    int
-        How many features were new.
-
-    Raises
-    ------
-    SchemaError
-        If the rows are of no known form, give a registered feature another id, or any feature another `global_index`.
+    `features` is a pandas frame or an Arrow table with a column ``uid`` (or a frame with uids as its index), or a
+    sequence of `FeatureBaseSchema`. Rows that give a registered feature another id, or any feature another
+    `global_index`, are refused.
     """
     catalog = catalog.session("register_features()")
     catalog.add_space(catalog.space(space))

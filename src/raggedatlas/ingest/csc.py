@@ -45,34 +45,11 @@ def add_csc(
     layers: Sequence[str] | None = None,
     executor: Executor | Workers | None = None,
 ) -> tuple[str, ...]:
-    """Write column-sorted copies of a dataset's sparse layers.
+    """Write column-sorted copies of a dataset's sparse layers, and return the layers written now.
 
     Every row of the group is in the copy, also rows whose cells were deleted since, so ``zarr_row`` keeps its meaning.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    dataset : str
-        Name or uid.
-    space : str
-        A sparse feature space.
-    layers : sequence of str or None
-        Which layers; None takes all.
-    executor : Executor, Workers or None
-        Whose workers write the copies, one for each group of layers with the same entries.
-
-    Returns
-    -------
-    tuple of str
-        The layers written now; those that had a copy are left as they are.
-
-    Raises
-    ------
-    QueryError
-        If the space is dense.
-    NotFoundError
-        If the dataset has no such space or layer.
+    Layers that had a copy are left as they are; `layers` None means all. `dataset` is a name or uid. The workers of
+    `executor` write the copies, one for each group of layers with the same entries.
     """
     catalog = catalog.session("add_csc()")
     if catalog.space(space).kind is not PointerKind.SPARSE:
@@ -200,9 +177,9 @@ def _column_bounds(readers: Mapping[str, ArrayReader], n_columns: int) -> NDArra
 
 
 def _entries(readers: Mapping[str, ArrayReader], sources: Sequence[str | None]) -> Iterator[Entries]:
-    """Yield all entries in the order of the rows, at most `STEP_ENTRIES` at a time; the source None means the row numbers.
+    """Yield all entries in the order of the rows, at most `STEP_ENTRIES` at a time.
 
-    Of a dense matrix these are the values that are not zero in every layer.
+    The source None means the row numbers. Of a dense matrix these are the entries that are not zero in some layer.
     """
     indices, pointers = readers["csr/indices"], readers["csr/indptr"]
     layers = [reader for path, reader in readers.items() if path.startswith("csr/layers/")]
@@ -264,9 +241,10 @@ def _read_back(path: Path, lengths: Sequence[int], kinds: Sequence[np.dtype[Any]
 def _gathered(
     entries: Iterator[Entries], first: int, starts: NDArray[np.int64], kinds: Sequence[np.dtype[Any]]
 ) -> list[NDArray[Any]]:
-    """Put the entries of a band, whose first column is given, in the order of their columns, those of one column in the order in which they come.
+    """Put the entries of a band, whose first column is given, in the order of their columns.
 
-    Each step is sorted by itself first, in the processor's cache, so that memory is written in runs.
+    Those of one column stay in the order in which they come. Each step is sorted by itself first, in the processor's
+    cache, so that memory is written in runs.
     """
     out = [np.empty(int(starts[-1]), kind) for kind in kinds]
     # Next free place of each column.

@@ -16,24 +16,11 @@ from raggedatlas.store.sql import equals
 def change_records(
     catalog: Catalog, uid: str, call: str, change: Callable[[list[DatasetRecord]], list[DatasetRecord]]
 ) -> None:
-    """Replace records of a dataset in one commit, after the arrays that they describe are listed in the metadata of their groups.
+    """Replace records of a dataset in one commit, after their arrays are listed in the metadata of their groups.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    uid : str
-        The dataset.
-    call : str
-        The caller's call, for messages.
-    change : callable
-        Gets the records as they are, none if the dataset was dropped, and returns those that differ. It is called again where another
-        commit comes first.
-
-    Raises
-    ------
-    ConflictError
-        If a purge is unfinished, or other writers win every retry.
+    `change` gets the records as they are, none if the dataset was dropped, and returns those that differ. It is called
+    again where another commit comes first. `call` names the caller's call in messages. Raises `ConflictError` if a
+    purge is unfinished, or other writers win every retry.
     """
 
     def once() -> None:

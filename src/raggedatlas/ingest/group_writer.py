@@ -46,55 +46,33 @@ SPAN_ENTRIES = 2**18
 class WrittenGroup:
     """A written group.
 
-    Parameters
-    ----------
-    group : NewGroup
-        The plan.
-    path : str
-        Path of the group.
-    layers : dict
-        Layer name -> its plan.
-    stored : dict
-        Layer name -> stored dtype.
-    specs, checksums : dict
-        Path below the group -> array description, checksum.
-    indptr : (n_rows + 1,) int64 or None
-        Bounds of the rows' entries; None for dense groups.
-    present : (n_rows,) int64 or None
-        Cell of each row; None when row i is cell i.
-    n_rows, n_entries, n_summed, n_new_features : int
-        Rows, entries or values, summed duplicate entries, and new features.
-    listed : bool
-        Whether the metadata of the group describe its arrays; not in an atlas of standard codecs, which is for readers that may not know
-        consolidated metadata.
+    `specs` and `checksums` have the array descriptions and checksums by path below the group, `layers` and `stored` the
+    plans and stored dtypes by name of the layer.
     """
 
-    group: NewGroup
-    path: str
+    group: NewGroup  # its plan
+    path: str  # of the group
     layers: dict[str, LayerPlan] = field(default_factory=dict)
     stored: dict[str, np.dtype[Any]] = field(default_factory=dict)
     specs: dict[str, ArraySpec] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
+    # (n_rows + 1,): bounds of the rows' entries; None for dense groups.
     indptr: NDArray[np.int64] | None = None
     n_rows: int = 0
-    n_entries: int = 0
-    n_summed: int = 0
+    n_entries: int = 0  # entries, or values of a dense group
+    n_summed: int = 0  # duplicate entries that were summed
+    # (n_rows,): cell of each row; None when row i is cell i.
     present: NDArray[np.int64] | None = None
     n_new_features: int = 0
+    # False in an atlas of standard codecs, which is for readers that may not know consolidated metadata.
     listed: bool = True
 
 
 class PendingWrite:
     """A group whose source has been read, and whose last rows are still being written.
 
-    Parameters
-    ----------
-    written : WrittenGroup
-        Complete except for `specs` and `checksums`.
-    steps : ExitStack
-        Pipeline steps that are still running.
-    close : callable
-        Closes the arrays after the last rows, and records their descriptions.
+    `written` is complete except for `specs` and `checksums`; `steps` are the pipeline steps that are still running.
+    `close` closes the arrays after the last rows, and records their descriptions.
     """
 
     def __init__(self, written: WrittenGroup, steps: contextlib.ExitStack, close: Callable[[], None]) -> None:
@@ -108,10 +86,7 @@ class PendingWrite:
     def finish(self) -> None:
         """Wait for the last rows and close the arrays, unless that was done already; callable from any thread.
 
-        Raises
-        ------
-        StoreError
-            If a write failed; the caller removes the group.
+        If a write failed, the caller removes the group.
         """
         # Swapped first, so that a second call finds nothing to close.
         close, self._close = self._close, _nothing_left
@@ -220,33 +195,10 @@ def write_group(
 ) -> PendingWrite:  # fmt: skip
     """Stream the matrices of a group into new arrays; the last rows are still being written when this returns.
 
-    `StagedDataset.finish` completes the group.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Source
-        The source.
-    path : str
-        Path of the group.
-    group : NewGroup
-        What it holds.
-    options : IngestOptions
-        The caller's options; with ``dry_run`` everything is read and checked, nothing written.
-    progress : callable
-        Called with ``"block"`` after each step.
-    taken : set of str
-        Layer names that other groups of this space have taken.
-    content : ContentHash or None
-        Updated with the first matrix.
-    bundle : Bundle
-        Takes small arrays besides those of the matrices.
-
-    Raises
-    ------
-    ValuesError
-        If the value policy refuses a value; the caller removes the group.
+    `StagedDataset.finish` completes the group; if an error is raised, the caller removes it. With ``dry_run``
+    everything is read and checked, nothing written. `progress` is called with ``"block"`` after each step. `taken` are
+    the layer names that other groups of this space have taken; those of this group are added. `content`, unless it is
+    None, is updated with the first matrix. `bundle` takes small arrays besides those of the matrices.
     """
     write = partial(_write, catalog, source, path, group, options, progress, taken, bundle)
     try:
@@ -263,12 +215,10 @@ def _write(
     catalog: Catalog, source: Source, path: str, group: NewGroup, options: IngestOptions, progress: Progress, taken: set[str],
     bundle: Bundle, content: ContentHash | None, formats: Mapping[str, _LayerFormat],
 ) -> PendingWrite:  # fmt: skip
-    """Make one pass over the matrices of a group; `formats` has name and dtype of the layers, where an earlier pass has found them.
+    """Make one pass over the matrices of a group.
 
-    Raises
-    ------
-    _DtypeChangedError
-        If the matrices have to be read again, to write them under other names or in other dtypes.
+    `formats` has the names and dtypes of the layers, by matrix, where an earlier pass has found them. Raises
+    `_DtypeChangedError` if the matrices have to be read again, to write them under other names or in other dtypes.
     """
     written = WrittenGroup(group, path, listed=catalog.codec() != STANDARD)
     layers = [_LayerWriter(source, plan, group, options) for plan in group.layers]
@@ -360,22 +310,8 @@ def link_group(
 ) -> PendingWrite:
     """Describe the arrays of a linked group, whose references are in the bundle, and write the bounds of its rows.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    path : str
-        Path of the group.
-    group : NewGroup
-        What it holds.
-    links : LinkPlan
-        What is linked of the source.
-    number : int
-        The group among those of the source.
-    options : IngestOptions
-        The caller's options; with ``dry_run`` nothing is written.
-    bundle : Bundle
-        Takes the bounds.
+    `number` is that of the group among those of the source. `bundle` takes the bounds; with ``dry_run`` nothing is
+    written.
     """
     linked = links.groups[number]
     written = WrittenGroup(group, path, dict(linked.layers), dict(linked.stored), listed=catalog.codec() != STANDARD)
@@ -479,26 +415,9 @@ def reorder_columns(
 ) -> tuple[NDArray[np.uint32], list[NDArray[Any]]]:
     """Renumber the columns of some rows, sort each row by the new numbers, and cast each layer to its stored dtype.
 
-    Parameters
-    ----------
-    block : CsrBlock
-        Canonical rows.
-    layers : sequence of ((n_entries,) array, dtype)
-        Values, and a dtype that holds them all exactly.
-    columns : (n_cols,) int64 or None
-        Stored column of every column; None keeps the order.
-    pool : BufferPool, optional
-        Where the memory of the result comes from; fresh memory without one.
-
-    Returns
-    -------
-    tuple
-        Stored columns, ascending in each row, and the layers.
-
-    Raises
-    ------
-    SourceError
-        If a column index is out of range.
+    `block` has canonical rows; `layers` are (n_entries,) values, each with a dtype that holds them all exactly.
+    `columns`, (n_cols,), is the stored column of every column; None keeps the order. Returns the stored columns,
+    ascending in each row, and the layers, in memory from `pool` if there is one.
 
     Examples
     --------
@@ -576,16 +495,9 @@ PRESENT = "present/"
 
 @dataclass
 class WrittenElements:
-    """What writing found out.
+    """What writing found out; `specs` and `checksums` are by path below the group."""
 
-    Parameters
-    ----------
-    facts : dict
-        Key of each array -> where it is, its form, dtype and shape.
-    specs, checksums : dict
-        Path below the group -> array description, checksum.
-    """
-
+    # Key of each array -> where it is, its form, dtype and shape.
     facts: dict[str, ExtraFacts] = field(default_factory=dict)
     specs: dict[str, ArraySpec] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
@@ -594,10 +506,7 @@ class WrittenElements:
 def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
     """Read what is kept whole, as one file; empty where there is nothing.
 
-    Raises
-    ------
-    SchemaError
-        If there is something that AnnData cannot write; the message names it.
+    Raises `SchemaError`, which names the element, if there is something that AnnData cannot write.
     """
     found = {key: source.element(key) for key in extras.elements}
     for name in extras.modalities:

@@ -48,24 +48,14 @@ SMALL_BYTES = 2**20
 class LinkedGroup:
     """The arrays of one group in the source.
 
-    Parameters
-    ----------
-    layers : mapping of str to LayerPlan
-        Layer name -> its matrix.
-    stored : mapping of str to dtype
-        Layer name -> dtype in the file.
-    specs : mapping of str to ArraySpec
-        Path below the group -> the array, still without its link.
-    sampled : frozenset of str
-        Paths of the layers that only a sample shows to be counts.
-    bounds : mapping of str to (n + 1,) int64
-        Path below the group -> bounds of the entries of the rows, and of the columns where these are linked; none of dense groups.
+    `bounds` has, by path below the group, the bounds of the entries of the rows, and of the columns where these are
+    linked, (n + 1,); it is empty for dense groups.
     """
 
-    layers: Mapping[str, LayerPlan]
-    stored: Mapping[str, np.dtype[Any]]
-    specs: Mapping[str, ArraySpec]
-    sampled: frozenset[str]
+    layers: Mapping[str, LayerPlan]  # layer name -> its matrix
+    stored: Mapping[str, np.dtype[Any]]  # layer name -> dtype in the file
+    specs: Mapping[str, ArraySpec]  # path below the group -> the array, still without its link
+    sampled: frozenset[str]  # paths of the layers that only a sample shows to be counts
     bounds: Mapping[str, NDArray[np.int64]]
 
     @property
@@ -76,18 +66,10 @@ class LinkedGroup:
 
 @dataclass
 class FileReferences:
-    """The references to arrays of one source.
+    """The references to arrays of one source."""
 
-    Parameters
-    ----------
-    content : bytes
-        The references, as they are stored.
-    facts : SourceFacts
-        What is recorded of the file.
-    """
-
-    content: bytes
-    facts: SourceFacts
+    content: bytes  # the references, as they are stored
+    facts: SourceFacts  # what is recorded of the file
     _place: Span | None = field(default=None, init=False, repr=False)
 
     def write(self, catalog: Catalog, uid: str, bundle: Bundle) -> None:
@@ -101,7 +83,8 @@ class FileReferences:
     def link(self, spec: ArraySpec, path: str, *, sampled: bool = False, entries: bool = False) -> ArraySpec:
         """Return the description of an array at a path of the store, whose bytes are in the source.
 
-        With `entries`, a dense matrix is described as the entries of its rows, one row after the other.
+        `write` comes first. With `entries`, a dense matrix is described as the entries of its rows, one row after the
+        other.
         """
         assert self._place is not None
         digest = hashlib.sha256(self.content).hexdigest()
@@ -116,53 +99,29 @@ class FileReferences:
 
 @dataclass
 class LinkPlan(FileReferences):
-    """What is linked of a source whose matrices stay in the file.
+    """What is linked of a source whose matrices stay in the file."""
 
-    Parameters
-    ----------
-    groups : tuple of LinkedGroup
-        One for each group of the plan.
-    present : tuple of ((n_rows,) int64 or None)
-        Of each group, the cell of each row; None when row i is cell i.
-    extras : mapping of str to (mapping of str to ArraySpec)
-        Key of each other matrix that is linked -> its arrays.
-    extra_indptr : mapping of str to (n_rows + 1,) int64
-        Key of each sparse one -> bounds of its rows' entries.
-    content_hash : str
-        Hash of features, cells, and the places of the chunks.
-    """
-
-    groups: tuple[LinkedGroup, ...]
+    groups: tuple[LinkedGroup, ...]  # one for each group of the plan
+    # Of each group, the cell of each row, (n_rows,); None when row i is cell i.
     present: tuple[NDArray[np.int64] | None, ...]
-    extras: Mapping[str, Mapping[str, ArraySpec]]
+    extras: Mapping[str, Mapping[str, ArraySpec]]  # key of each other matrix that is linked -> its arrays
+    # Key of each sparse one of them -> bounds of its rows' entries, (n_rows + 1,).
     extra_indptr: Mapping[str, NDArray[np.int64]]
-    content_hash: str
+    content_hash: str  # of features, cells, and all values, or else the places of the chunks
 
 
 @dataclass
 class ColumnLinks(FileReferences):
-    """What is linked of a source whose CSC matrices are copied row by row.
+    """What is linked of a source whose CSC matrices are copied row by row."""
 
-    Parameters
-    ----------
-    matrices : mapping of str to (mapping of str to ArraySpec)
-        Key of each CSC matrix -> its arrays ``"data"`` and ``"indices"``, still without their links.
-    indptr : mapping of str to (n_columns + 1,) int64
-        Key of each -> bounds of its columns' entries.
-    """
-
+    # Key of each CSC matrix -> its arrays "data" and "indices", still without their links.
     matrices: Mapping[str, Mapping[str, ArraySpec]]
+    # Key of each CSC matrix -> bounds of its columns' entries, (n_columns + 1,).
     indptr: Mapping[str, NDArray[np.int64]]
 
 
 def plan_column_links(catalog: Catalog, source: Source, plan: IngestPlan) -> ColumnLinks:
-    """Find where the CSC matrices of a source are, and sort their entries by row; nothing is written to the atlas.
-
-    Raises
-    ------
-    SourceError
-        If there are none, or one cannot be linked.
-    """
+    """Find where the CSC matrices of a source are, and sort their entries by row; nothing is written to the atlas."""
     where, linker = plan.schema.uri or plan.name, _linker(source, plan)
     groups = [group for group in plan.groups if group.space.kind is PointerKind.SPARSE]
     keys = [layer.info.key for group in groups for layer in group.layers if layer.info.form == "csc"]
@@ -183,23 +142,8 @@ def plan_column_links(catalog: Catalog, source: Source, plan: IngestPlan) -> Col
 def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: str) -> LinkPlan:
     """Find where the matrices of a source are, and look at samples of their values; nothing is written.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Source
-        The source.
-    plan : IngestPlan
-        Its plan.
-    full_hash : str
-        Hash of all its values, where they were read; else empty.
-
-    Raises
-    ------
-    SourceError
-        If a matrix cannot be linked.
-    ValuesError
-        If a sample holds values that are not stored.
+    `full_hash` is the hash of all values, where they were read; else empty. A matrix that cannot be linked, and values
+    in a sample that are not stored, are refused.
     """
     linker = _linker(source, plan)
     taken: dict[str, set[str]] = {}
@@ -316,17 +260,7 @@ def _walk_columns(
 ) -> tuple[NDArray[np.int64], LayerFit]:
     """Read which rows the entries of a CSC matrix are in, and samples of its values.
 
-    Returns
-    -------
-    bounds : (n_rows + 1,) int64
-        Bounds of the entries of the rows.
-    fit : LayerFit
-        What the samples show.
-
-    Raises
-    ------
-    SourceError
-        If a row is outside of the matrix, or those of a column do not ascend.
+    Returns the bounds of the entries of the rows, (n_rows + 1,), and what the samples show.
     """
     info, where, start, last = layer.info, plan.schema.uri or plan.name, 0, -1
     n_rows, n_entries = info.shape[0], int(indptr[-1])

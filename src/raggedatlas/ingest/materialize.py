@@ -59,38 +59,18 @@ _LOST = "Datasets that were not finished are still linked; call materialize() ag
 def materialize(
     catalog: Catalog, datasets: str | Sequence[str] | None = None, executor: Executor | Workers | None = None
 ) -> tuple[str, ...]:
-    """Copy the values of linked datasets into the atlas, in one commit for each dataset.
+    """Copy the values of linked datasets into the atlas, in one commit for each dataset; return the names of these.
 
-    Every entry stays where it is in its row, so that pointers of cells and column-sorted copies stay as they are. Snapshots from before
-    keep the dataset as it was then, linked. What a call that died has written is not read by anyone; the next one writes it again.
-    A dataset that is refused keeps no other from being copied; the error of the first one is raised at the end.
+    Every entry stays where it is in its row, so that pointers of cells and column-sorted copies stay as they are.
+    Snapshots from before keep the dataset as it was then, linked. What a call that died has written is not read by
+    anyone; the next one writes it again. A dataset that is refused keeps no other from being copied; the error of the
+    first one is raised at the end.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    datasets : str, sequence of str or None
-        Names or uids; None takes all that are linked.
-    executor : Executor, Workers or None
-        Whose workers read and write, a dataset each; the caller commits.
-
-    Returns
-    -------
-    tuple of str
-        Names of the datasets that were copied now; those that are not linked are left as they are.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such dataset.
-    ValuesError
-        If values are not what the dataset says, such as fractions in a layer of counts, or a cell names a feature twice.
-    DuplicateError
-        If another dataset has the same content.
-    StoreError
-        If a file is not there, or not the recorded one (`StaleSourceError`).
-    ConflictError
-        If another process copies the dataset at this time, or a purge is unfinished.
+    `datasets` are names or uids; None takes all that are linked, and those that are not linked are left as they are.
+    The workers of `executor` read and write, a dataset each; the caller commits. Refused are values that are not what
+    the dataset says, such as fractions in a layer of counts or a cell that names a feature twice, and a dataset with
+    the content of another, or that another process copies at this time. A file that is not the recorded one raises
+    `StaleSourceError`.
     """
     catalog = catalog.session("materialize()")
     if datasets is None:
@@ -144,24 +124,12 @@ class _GroupCopy:
 
 @dataclass(frozen=True)
 class _DatasetCopy:
-    """The arrays of a dataset in place of linked ones.
-
-    Parameters
-    ----------
-    groups : mapping of str to _GroupCopy
-        By group.
-    links : mapping
-        What they take the place of.
-    content_hash : str
-        Hash of the dataset, with its values.
-    written : bool
-        Whether they were written now; a snapshot may have had them.
-    """
+    """The arrays of a dataset in place of linked ones, by group; `links` is what they take the place of."""
 
     groups: Mapping[str, _GroupCopy]
     links: Mapping[str, "dict[str, tuple[str, str]]"]
-    content_hash: str
-    written: bool = True
+    content_hash: str  # hash of the dataset, with its values
+    written: bool = True  # whether they were written now; a snapshot may have had them
 
     def discard(self, catalog: Catalog) -> None:
         """Remove what was written."""

@@ -160,13 +160,7 @@ Options = TypeVar("Options", bound=AddOptions)
 
 
 def read_options(kind: type[Options], choices: Mapping[str, Any], call: str) -> Options:
-    """Build the options of one kind of `add` from keyword arguments.
-
-    Raises
-    ------
-    SourceError
-        If an argument is not an option of this kind, or options contradict each other.
-    """
+    """Build the options of one kind of `add` from keyword arguments."""
     known = kind.__dataclass_fields__
     unknown = sorted(set(choices) - set(known))
     if unknown:

@@ -44,21 +44,11 @@ SIDES = ("obsm", "varm", "obsp", "varp", "uns", "raw/varm")
 
 @dataclass(frozen=True, slots=True)
 class OtherElements:
-    """Elements of a source that are kept outside its groups.
+    """Elements of a source that are kept outside its groups."""
 
-    Parameters
-    ----------
-    arrays : tuple of MatrixInfo
-        Matrices that are streamed into arrays.
-    elements : tuple of str
-        Keys of what is kept whole.
-    modalities : tuple of str
-        Names of the modalities.
-    """
-
-    arrays: tuple[MatrixInfo, ...] = ()
-    elements: tuple[str, ...] = ()
-    modalities: tuple[str, ...] = ()
+    arrays: tuple[MatrixInfo, ...] = ()  # matrices that are streamed into arrays
+    elements: tuple[str, ...] = ()  # keys of what is kept whole
+    modalities: tuple[str, ...] = ()  # names of the modalities
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -69,13 +59,7 @@ class OtherElements:
 def plan_other_elements(
     source: Source, taken: Collection[str], tables: Collection[str], wanted: Literal["all"] | Sequence[str]
 ) -> OtherElements:
-    """Decide what is kept.
-
-    Raises
-    ------
-    NotFoundError
-        If there is nothing by a wanted name.
-    """
+    """Decide what is kept."""
     schema = source.describe()
     sides = [info for info in (*schema.matrices, *schema.others) if info.key not in taken]
     sides = [info for info in sides if _side(info.key) or info in schema.others]
@@ -119,55 +103,28 @@ COUNTS = "counts"
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """One matrix that becomes one layer.
-
-    Parameters
-    ----------
-    info : MatrixInfo
-        The matrix.
-    name : str
-        Layer name, or ``""`` where the values decide: ``counts`` for whole non-negative numbers, else `otherwise`.
-    otherwise : str
-        Name for other values.
-    """
+    """One matrix that becomes one layer."""
 
     info: MatrixInfo
+    # Empty where the values decide: "counts" for whole non-negative numbers, else `otherwise`.
     name: str
-    otherwise: str
+    otherwise: str  # name for other values
 
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """Matrices that share features and, in a sparse space, their entries; they become one Zarr group.
-
-    Parameters
-    ----------
-    space : FeatureSpace
-        Feature space.
-    pointer : str
-        Cell column: the space's name, or ``<space>__<matrix>`` for a further group of the space.
-    layers : tuple of LayerPlan
-        Matrices.
-    features : Features or None
-        The columns; None for spaces without features.
-    layout : str
-        Layout uid, of the stored order; empty for spaces without features.
-    feature_set : str
-        Hash of the features in no order; empty for spaces without features.
-    columns : (width,) int64 or None
-        Stored column of every column of the file; None where they are the same.
-    column_order : {"file", "detected", "shared"}
-        Where the stored order comes from.
-    """
+    """Matrices that share features and, in a sparse space, their entries; they become one Zarr group."""
 
     space: FeatureSpace
+    # Cell column: the space's name, or `<space>__<matrix>` for a further group of the space.
     pointer: str
     layers: tuple[LayerPlan, ...]
-    features: Features | None
-    layout: str = ""
-    feature_set: str = ""
+    features: Features | None  # the columns; None for spaces without features
+    layout: str = ""  # uid of the layout in the stored order; empty for spaces without features
+    feature_set: str = ""  # hash of the features in no order; empty for spaces without features
+    # (width,): stored column of every column of the file; None where they are the same.
     columns: NDArray[np.int64] | None = field(default=None, compare=False)
-    column_order: ColumnOrder = "file"
+    column_order: ColumnOrder = "file"  # where the stored order comes from
 
     @property
     def width(self) -> int:
@@ -182,15 +139,7 @@ class NewGroup:
         return uids if self.columns is None else tuple(np.array(uids, object)[np.argsort(self.columns)].tolist())
 
     def reordered(self, columns: NDArray[np.int64], column_order: ColumnOrder) -> "NewGroup":
-        """Return the same group with other stored columns.
-
-        Parameters
-        ----------
-        columns : (width,) int64
-            Stored column of every column of the file.
-        column_order : {"file", "detected", "shared"}
-            Where the order comes from.
-        """
+        """Return the same group with other stored columns: `columns`, (width,), is that of every column of the file."""
         # None instead of the identity: the array `columns` is absent where the order is the file's own.
         same = bool((columns == np.arange(len(columns))).all())
         made = replace(self, columns=None if same else columns, column_order=column_order)
@@ -199,47 +148,21 @@ class NewGroup:
 
 @dataclass(frozen=True, slots=True)
 class IngestPlan:
-    """Everything that is decided before the first write.
+    """Everything that is decided before the first write."""
 
-    Parameters
-    ----------
-    uid, name : str
-        Of the dataset.
-    schema : SourceSchema
-        The source.
-    groups : tuple of NewGroup
-        What is written.
-    cells : pyarrow.Table
-        The source's cells, index first.
-    columns : tuple of ColumnPlan
-        What becomes of them.
-    column_reports, element_reports : tuple of ColumnReport
-        Lines for the report.
-    notes : tuple of str
-        More lines.
-    extras : OtherElements
-        Other elements, kept outside the groups.
-    cell_names : str
-        Hash of the names of the cells, in their order.
-    place : Path, Location or None
-        The file or folder; None of an object in memory.
-    license : str
-        Licence of the dataset; empty where it is not known.
-    """
-
-    uid: str
+    uid: str  # of the dataset
     name: str
-    schema: SourceSchema
-    groups: tuple[NewGroup, ...]
-    cells: pa.Table
-    columns: tuple[ColumnPlan, ...]
+    schema: SourceSchema  # of the source
+    groups: tuple[NewGroup, ...]  # what is written
+    cells: pa.Table  # the source's cells, index first
+    columns: tuple[ColumnPlan, ...]  # what becomes of the cells' columns
     column_reports: tuple[ColumnReport, ...]
     element_reports: tuple[ColumnReport, ...]
-    notes: tuple[str, ...]
-    extras: OtherElements
-    cell_names: str
-    place: AnyPath | None = None
-    license: str = ""
+    notes: tuple[str, ...]  # more lines for the report
+    extras: OtherElements  # other elements, kept outside the groups
+    cell_names: str  # hash of the names of the cells, in their order
+    place: AnyPath | None = None  # the file or folder; None of an object in memory
+    license: str = ""  # empty where it is not known
 
     @property
     def column_orders(self) -> "ColumnOrders":
@@ -298,14 +221,8 @@ def select_source(source: Source, options: IngestOptions) -> Source:
 def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> IngestPlan:
     """Decide what an `add` will write.
 
-    Raises
-    ------
-    SourceError
-        If shapes do not agree.
-    SchemaError, NotFoundError, FeatureError
-        If a choice names what is not there, or types clash.
-    DuplicateError
-        If cells are named by uids of this atlas.
+    Refused are shapes that do not agree, choices that name what is not there, types that clash, and cells that are
+    named by uids of this atlas (`DuplicateError`).
     """
     catalog.require_writable("add()")
     schema = source.describe()
@@ -359,13 +276,7 @@ def _find_license(source: Source, schema: SourceSchema, options: IngestOptions) 
 def plan_cells(
     catalog: Catalog, plan: IngestPlan, options: IngestOptions, coming: Sequence[IngestPlan] = ()
 ) -> IngestPlan:
-    """Decide the dataset's name and what becomes of its columns, also again where others, `coming`, are committed together with it now.
-
-    Raises
-    ------
-    SchemaError, NotFoundError
-        If a choice names what is not there, or types clash.
-    """
+    """Decide the dataset's name and what becomes of its columns, also again where others, `coming`, are committed together with it now."""
     options, spaces = _plan_embeddings(plan.schema, options, catalog.spaces())
     # The schema of the cell table as it will be when the sources before this one are committed.
     fields: dict[str, pa.Field] = {field.name: field for field in catalog.tables.schema(CELLS)}
@@ -618,23 +529,9 @@ def order_columns(
     Neighbouring columns that most cells detect make short gaps, so the stored numbers are small. A layout of the same
     features keeps its order, so that datasets with the same features share one layout, whatever their files' orders.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Source
-        A bounded, evenly spread sample of its values is read.
-    plan : IngestPlan
-        As `plan_ingest` makes it: columns in the file's order.
-    options : IngestOptions
-        The caller's choices; ``column_order="file"`` changes nothing.
-    orders : mapping of str to sequence of str
-        Column orders of sources that are added before this one.
-
-    Raises
-    ------
-    SourceError
-        If the sample cannot be read.
+    A bounded, evenly spread sample of the values of `source` is read. `plan` is as `plan_ingest` makes it, with columns
+    in the file's order; ``column_order="file"`` leaves it so. `orders` are the column orders of sources that are added
+    before this one.
     """
     # The columns of a linked file stay where they are.
     if options.column_order == "file" or options.copy is not True:

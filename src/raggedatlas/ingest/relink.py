@@ -48,35 +48,14 @@ def relink(
 ) -> str:
     """Read a linked dataset from another file with the same values from now on; snapshots keep the old address.
 
-    A file with the recorded size, time (or ETag) and places of chunks was moved or copied, and is taken at once. Of any other, all values are
-    compared: with the hash that was recorded of them, where it covers all that is linked, or else with the old file.
+    A file with the recorded size, time (or ETag) and places of chunks was moved or copied, and is taken at once. Of any
+    other, all values are compared: with the hash that was recorded of them, where it covers all that is linked, or else
+    with the old file.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    dataset : str
-        Name or uid.
-    place : Path, Location or None
-        The file or Zarr folder; None is the recorded one.
-    hash : {"metadata", "full"}
-        ``"full"`` hashes all values of the main matrix, as `add` does, unless that was done before.
-
-    Returns
-    -------
-    str
-        The address that is recorded now.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such dataset or file.
-    SourceError
-        If the dataset is not linked, or the file has other values, cannot be compared, or the dataset is changed meanwhile.
-    DuplicateError
-        If the hash of all values is that of another dataset.
-    ConflictError
-        If a purge is unfinished.
+    `dataset` is a name or uid. `place` is the file or Zarr folder; None is the recorded one. ``hash="full"`` hashes all
+    values of the main matrix, as `add` does, unless that was done before. Returns the address that is recorded now.
+    Refused are a file that has other values or cannot be compared, a dataset that is changed meanwhile, and values with
+    the hash of another dataset.
     """
     catalog = catalog.session("relink()")
     records = find_dataset(catalog, dataset)
@@ -219,13 +198,7 @@ def _compare(
 def _hash_values(
     catalog: Catalog, records: Sequence[DatasetRecord], new: Mapping[str, ArraySpec], there: LinkedSource
 ) -> str:
-    """Return the hash of a dataset with the values of its main matrix in a file.
-
-    Raises
-    ------
-    SourceError
-        If the main matrix is not linked.
-    """
+    """Return the hash of a dataset with the values of its main matrix in a file; a main matrix that is not linked is refused."""
     first, paths = records[0], layer_paths(records[0])
     if first.layers[0] not in paths:
         raise SourceError(

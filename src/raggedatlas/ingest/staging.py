@@ -62,45 +62,21 @@ from raggedatlas.store.sparse import canonicalize
 
 @dataclass(frozen=True)
 class StagedDataset:
-    """A dataset whose arrays are written, or being flushed, and that nothing refers to yet.
-
-    Parameters
-    ----------
-    plan : IngestPlan
-        The plan.
-    pending : tuple of PendingWrite
-        Groups that are written; `finish` completes them.
-    arrays : Location
-        The Zarr store.
-    content_hash : str
-        Of the source.
-    report : IngestReport
-        So far.
-    replaces : tuple of str
-        Datasets to drop once this one is visible.
-    extras : WrittenElements
-        Elements stored next to the groups.
-    colors : mapping of str to (mapping of str to str)
-        Column -> category -> colour.
-    frames : mapping of str to str
-        Stored frame -> SHA-256 of its file.
-    bundle : Bundle
-        Its small files.
-    linked : SourceFacts or None
-        The file that it is linked to.
-    """
+    """A dataset whose arrays are written, or being flushed, and that nothing refers to yet."""
 
     plan: IngestPlan
-    bundle: Bundle
-    pending: tuple[PendingWrite, ...]
-    arrays: Location
-    content_hash: str
-    report: IngestReport
-    replaces: tuple[str, ...] = ()
+    bundle: Bundle  # its small files
+    pending: tuple[PendingWrite, ...]  # groups that are written; `finish` completes them
+    arrays: Location  # the Zarr store
+    content_hash: str  # of the source
+    report: IngestReport  # so far
+    replaces: tuple[str, ...] = ()  # datasets to drop once this one is visible
+    # Elements stored next to the groups.
     extras: WrittenElements = field(default_factory=WrittenElements)
+    # Stored column -> category -> color.
     colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    frames: Mapping[str, str] = field(default_factory=dict)
-    linked: SourceFacts | None = None
+    frames: Mapping[str, str] = field(default_factory=dict)  # stored frame -> SHA-256 of its file
+    linked: SourceFacts | None = None  # the file that it is linked to
 
     @property
     def groups(self) -> tuple[WrittenGroup, ...]:
@@ -114,13 +90,7 @@ class StagedDataset:
         return replace(self, plan=replace(self.plan, name=name), report=replace(self.report, name=name, notes=notes))
 
     def finish(self) -> None:
-        """Wait until everything is written.
-
-        Raises
-        ------
-        StoreError
-            If a write failed; everything written is removed.
-        """
+        """Wait until everything is written; if a write failed, everything written is removed."""
         try:
             for part in self.pending:
                 part.finish()
@@ -152,18 +122,9 @@ ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
 class Opener:
     """Opens one source, once it was found to keep the rules of its format.
 
-    Parameters
-    ----------
-    what : path, AnnData, MuData or Source
-        Anything that `open_source` takes.
-    curate : "cellxgene", "cellxgene-strict" or None
-        Schema whose missing facts are noted, or refused.
-    genome : str or None
-        Genome to read from a 10x file with several.
-    notes : tuple of str
-        Lines for the report, whatever is found in the source.
-    linked : bool
-        Whether the source is linked: of a remote file little is read, at many places.
+    `what` is anything that `open_source` takes. `curate` names the schema whose missing facts are noted, or refused;
+    `genome` the one to read from a 10x file with several. `notes` are lines for the report, whatever is found in the
+    source. Of a remote file that is `linked`, little is read, at many places.
     """
 
     def __init__(
@@ -186,13 +147,7 @@ class Opener:
         return path.in_small_blocks() if self.linked and isinstance(path, Location) else path
 
     def __call__(self) -> Source:
-        """Open it.
-
-        Raises
-        ------
-        SourceError
-            If it breaks a rule that it cannot be added by, or lacks facts of a strict schema, before anything is read that takes long.
-        """
+        """Open it; a broken rule and a missing fact of a strict schema are refused before anything is read that takes long."""
         path = self.place
         name = "" if path is None else detect(path)
         if path is not None and is_copied(path, name):
@@ -236,13 +191,7 @@ class Opener:
 def plan_source(
     catalog: Catalog, opener: Opener, options: IngestOptions, orders: ColumnOrders = MappingProxyType({})
 ) -> tuple[Source, IngestPlan]:
-    """Open a source, which the caller closes, and plan it, without writing; `orders` are those of `order_columns`.
-
-    Raises
-    ------
-    AtlasError
-        If the source is refused.
-    """
+    """Open a source, which the caller closes, and plan it, without writing; `orders` are those of `order_columns`."""
     source = select_source(opener(), options)
     try:
         plan = replace(plan_ingest(catalog, source, options), place=opener.place or getattr(source, "place", None))
@@ -263,32 +212,9 @@ def stage(
 ) -> StagedDataset | IngestReport:
     """Check whether a planned source is in the atlas already, and write its arrays and frames if it is not.
 
-    The last rows are still being written when this returns; the caller calls `finish`.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Source
-        Always closed at the end.
-    plan : IngestPlan
-        Its plan.
-    options : IngestOptions
-        The caller's choices.
-    progress : callable
-        Called at every step.
-    owner : mapping or None
-        Process that will commit it; None for this process.
-
-    Returns
-    -------
-    StagedDataset or IngestReport
-        The report if it was skipped, or with ``dry_run``.
-
-    Raises
-    ------
-    AtlasError
-        If the source is refused; everything written is removed.
+    The last rows are still being written when this returns; the caller calls `finish`. Returns the report if the source
+    was skipped, or with ``dry_run``. The source is always closed at the end. If it is refused, everything written is
+    removed. `owner` is the process that will commit it; None for this process.
     """
     bundle, pending, frames = Bundle(plan.uid), list[PendingWrite](), dict[str, str]()
 
@@ -436,12 +362,10 @@ def recheck_duplicates(
     options: IngestOptions,
     taken: AbstractSet[str],
 ) -> StagedDataset | IngestReport | AtlasError:
-    """Check a staged source for duplicates among the datasets that it is committed to, which may have changed since `stage`; `taken` are their names.
+    """Check a staged source for duplicates among the datasets that it is committed to.
 
-    Returns
-    -------
-    StagedDataset, IngestReport or AtlasError
-        The dataset to commit; the report of a skipped source; or the error of a refused one.
+    These may have changed since `stage`; `taken` are their names. Returns the dataset to commit, the report of a
+    skipped source, or the error of a refused one.
     """
     plan, space = staged.plan, staged.plan.groups[0].space.name
     # Duplicates with feature uids of an older version have another hash; `stage` found them.
@@ -487,10 +411,7 @@ def find_replaced(
 ) -> tuple[str, ...]:
     """Return the datasets in whose place a source comes.
 
-    Raises
-    ------
-    DuplicateError
-        If there is one with its content or its chosen name, and it may not be replaced.
+    Raises `DuplicateError` if there is one with its content or its chosen name, and it may not be replaced.
     """
     named = tuple(uid for uid, group in records.items() if group[0].name == plan.name)
     if options.on_duplicate == "replace":

@@ -38,31 +38,18 @@ _LEFT = ("left out", "ambiguous", "near", "deprecated", "none")
 class LabelTerm:
     """A label and the term that it gets, or those that it may mean.
 
-    Parameters
-    ----------
-    label : str
-        The value of the column.
-    n_cells : int
-        Cells with it.
-    match : {"confirmed", "name", "synonym", "id", "old id", "left out", "ambiguous", "near", "deprecated", "none"}
-        How the term was found. ``confirmed`` and ``left out`` are what a file says; the last four get no term.
-    term : str or None
-        The id that its cells get.
-    name : str
-        Label of the term.
-    candidates : tuple of str
-        Terms to choose from: ``id name (score)``, the score of near matches from 0 to 1.
-    note : str
-        What became of a deprecated id.
+    `match` is how the term was found: ``confirmed`` by a file, or ``name``, ``synonym``, ``id`` or ``old id``. A label
+    that is ``left out`` by a file, ``ambiguous``, ``near``, ``deprecated`` or ``none`` gets no term.
     """
 
-    label: str
-    n_cells: int
+    label: str  # the value of the column
+    n_cells: int  # cells with it
     match: str
-    term: str | None = None
-    name: str = ""
+    term: str | None = None  # the id that its cells get
+    name: str = ""  # label of the term
+    # Terms to choose from: `id name (score)`, the score of near matches from 0 to 1.
     candidates: tuple[str, ...] = ()
-    note: str = ""
+    note: str = ""  # what became of a deprecated id
 
 
 @dataclass(frozen=True)
@@ -140,10 +127,7 @@ class TermMapping(Report):
 def map_terms(catalog: Catalog, column: str, options: MapTermsOptions) -> TermMapping:
     """Find a term for each label of a column, and write the ids of those that are certain; see `RaggedAtlas.map_terms`.
 
-    Raises
-    ------
-    QueryError, SourceError
-        As `RaggedAtlas.map_terms` says; nothing is written then.
+    If an error is raised, nothing is written.
     """
     catalog = catalog.session("map_terms()")
     known = Columns(catalog.tables.schema(CELLS), terms=partial(term_source, catalog))

@@ -30,32 +30,18 @@ _TWO_64 = 2.0**64
 class LayerFit:
     """What the values of one layer have turned out to be so far.
 
-    Parameters
-    ----------
-    key : str
-        The matrix in its source, for messages.
-    dtype : numpy dtype
-        Of the source's values.
-    must_count : bool
-        Whether its name says that it holds counts.
-    may_be_signed : bool
-        Whether negative integers may stay, as in a layer of differences or an embedding.
-    keep_nonfinite : bool
-        Whether NaN and infinities may stay.
-    place : callable
-        Names the cell and feature of a row and column, for messages.
-
     Notes
     -----
     A matrix of integers with a negative value among them can only be refused once it is known that no fraction follows, so
     the first offending cell of each kind is remembered and judged by `judge`.
     """
 
-    key: str
-    dtype: np.dtype[Any]
-    must_count: bool = False
-    may_be_signed: bool = False
-    keep_nonfinite: bool = False
+    key: str  # the matrix in its source, for messages
+    dtype: np.dtype[Any]  # of the source's values
+    must_count: bool = False  # whether its name says that it holds counts
+    may_be_signed: bool = False  # whether negative integers may stay, as in a layer of differences or an embedding
+    keep_nonfinite: bool = False  # whether NaN and infinities may stay
+    # Names the cell and feature of a row and column, for messages.
     place: Callable[[int, int], str] = "cell {}, feature {} (both counted from 0)".format
     low: float = 0
     high: float = 0
@@ -96,13 +82,7 @@ class LayerFit:
         return next(t for t, info in bounds if info.min <= self.low and self.high <= info.max)
 
     def observe(self, block: Block, first_row: int) -> None:
-        """Record the values of a block.
-
-        Raises
-        ------
-        ValuesError
-            At the first NaN or infinity, unless they may stay.
-        """
+        """Record the values of a block; the first NaN or infinity is refused, unless they may stay."""
         values = np.ascontiguousarray(block.layers["values"]).reshape(-1)
         if values.size == 0:
             return
@@ -150,13 +130,7 @@ class LayerFit:
             self.negative_value = float(np.ravel(block.layers["values"])[position])
 
     def judge(self) -> None:
-        """Refuse what only the whole matrix shows.
-
-        Raises
-        ------
-        ValuesError
-            If it is all integers but for their sign, or bears the name of counts without being any.
-        """
+        """Refuse what only the whole matrix shows: integers but for their sign, and the name of counts without being any."""
         if self.negative_at is not None and (
             self.must_count or (self.whole and self.finite and not self.may_be_signed)
         ):
@@ -211,22 +185,13 @@ _STEP = 2**15
 
 @dataclass
 class FloatRange:
-    """What floats are.
+    """What floats are; positions are -1 for none."""
 
-    Parameters
-    ----------
-    low, high : float
-        Smallest and largest finite value; 0 when there is none.
-    fractional, strange, negative : int
-        Position of the first finite value with a fraction, the first that is not finite, and the first finite one below 0;
-        -1 for none.
-    """
-
-    low: float = np.inf
-    high: float = -np.inf
-    fractional: int = -1
-    strange: int = -1
-    negative: int = -1
+    low: float = np.inf  # smallest finite value; `scan_floats` makes it 0 when there is none
+    high: float = -np.inf  # largest finite value; 0 when there is none
+    fractional: int = -1  # position of the first finite value with a fraction
+    strange: int = -1  # position of the first that is not finite
+    negative: int = -1  # position of the first finite one below 0
 
 
 def scan_floats(values: NDArray[Any]) -> FloatRange:
@@ -267,16 +232,9 @@ def _first(known: int, marks: NDArray[np.bool_], start: int) -> int:
 
 
 def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
-    """Collect the values of a 2-D array that are not zero, row by row.
+    """Collect the values of a 2-D array that are not zero, row by row: indptr, indices, and values of the same dtype.
 
-    Parameters
-    ----------
-    values : (n, m) numbers of at most 8 bytes, or booleans
-
-    Returns
-    -------
-    tuple
-        indptr (n + 1,) int64, indices uint32, and values of the same dtype. NaN counts as not zero.
+    `values` are numbers of at most 8 bytes, or booleans. NaN counts as not zero.
 
     Examples
     --------
@@ -357,17 +315,7 @@ SLABS = 16
 
 
 def rank_columns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return every column its place by falling count; equal counts keep their order.
-
-    Parameters
-    ----------
-    counts : (n_columns,) int64
-        How many cells detect each column.
-
-    Returns
-    -------
-    (n_columns,) int64
-        New place of each column.
+    """Return the place of every column by falling count of the cells that detect it; equal counts keep their order.
 
     Examples
     --------
@@ -381,13 +329,9 @@ def rank_columns(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
-    """Count in how many cells of a sample each column of a matrix is stored.
+    """Count in how many cells of a sample each column of a matrix is stored, (n_columns,).
 
     The sample depends on the matrix's shape and number of entries alone, so the same file gives the same counts.
-
-    Returns
-    -------
-    (n_columns,) int64
     """
     counts = np.zeros(info.shape[1], np.int64)
     slabs, limit = plan_sample(info)
@@ -405,12 +349,9 @@ def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
 
 
 def plan_sample(info: MatrixInfo) -> tuple[list[tuple[int, int]], int]:
-    """Choose the rows to look at, and after how many entries of one run to stop looking (rows may be of uneven length).
+    """Choose the runs of rows ``(start, stop)`` to look at, and after how many entries of one run to stop looking.
 
-    Returns
-    -------
-    tuple
-        Runs of rows ``(start, stop)``, and the limit.
+    Rows may be of uneven length, so that a run can have far more entries than planned.
     """
     height = info.shape[0]
     if info.form == "dense":

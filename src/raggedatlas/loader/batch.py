@@ -16,77 +16,39 @@ from raggedatlas.store.runtime import find_shared, share, warnings_as
 
 @dataclass(frozen=True, slots=True)
 class TensorBlock:
-    """Rows as torch tensors.
+    """Rows as torch tensors."""
 
-    Parameters
-    ----------
-    layers : mapping of str to (n_rows, ...) tensor
-        Dense, or sparse CSR with sorted columns.
-    """
-
-    layers: Mapping[str, Any]
+    layers: Mapping[str, Any]  # (n_rows, ...) tensors: dense, or sparse CSR with sorted columns
 
 
 @dataclass(frozen=True, eq=False)
 class ModalityMetadata:
-    """Metadata of a modality, shared by all batches.
+    """Metadata of a modality, shared by all batches."""
 
-    Parameters
-    ----------
-    features : (n_features,) object array of str
-        Feature uids in column order; empty for spaces without features.
-    layouts : tuple of str
-        Layout uids of the datasets.
-    measured : (n_layouts + 1, n_features) bool
-        Which columns each layout measured; the last row, for cells without the space, is False.
-    """
-
-    features: NDArray[np.object_]
-    layouts: tuple[str, ...]
+    features: NDArray[np.object_]  # (n_features,): uids in column order; empty for spaces without features
+    layouts: tuple[str, ...]  # uids of the datasets' layouts
+    # (n_layouts + 1, n_features): the columns that each layout measured; a last row of False for cells without the space
     measured: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class BatchMetadata:
-    """Metadata shared by all batches of a loader.
+    """Metadata shared by all batches of a loader."""
 
-    Parameters
-    ----------
-    key : str
-        Identifies the query.
-    spaces : mapping of str to ModalityMetadata
-        By name.
-    categories : mapping of str to (n_categories,) object array
-        What the codes of a metadata column mean.
-    """
-
-    key: str
+    key: str  # identifies the query
     spaces: Mapping[str, ModalityMetadata]
-    categories: Mapping[str, NDArray[np.object_]]
+    categories: Mapping[str, NDArray[np.object_]]  # (n_categories,) each: what the codes of a column mean
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModalityBatch:
-    """One modality of a batch, aligned row by row.
+    """One modality of a batch, aligned row by row."""
 
-    Parameters
-    ----------
-    block : CsrBlock, DenseBlock or TensorBlock
-        Values by layer; cells without this space have an empty row, or one of zeros (NaN where the query says so).
-    present : (n_rows,) bool array or tensor
-        Whether the cell has this space.
-    layout : (n_rows,) int32
-        Row of ``facts.measured`` for each cell; -1 where the cell lacks the space.
-    sorted : bool
-        Whether the columns of every sparse row are known to ascend.
-    facts : ModalityMetadata
-        Shared by all batches.
-    """
-
+    # cells without this space have an empty row, or one of zeros (NaN where the query says so)
     block: CsrBlock | DenseBlock | TensorBlock
-    present: Any
-    layout: NDArray[np.int32]
-    sorted: bool
+    present: Any  # (n_rows,) bool array or tensor: whether the cell has this space
+    layout: NDArray[np.int32]  # (n_rows,): row of `facts.measured` for each cell; -1 where the cell lacks the space
+    sorted: bool  # whether the columns of every sparse row are known to ascend
     facts: ModalityMetadata
 
     @property
@@ -100,13 +62,7 @@ class ModalityBatch:
         return self.facts.features
 
     def layer(self, name: str) -> Any:  # noqa: ANN401  (one of several matrix types)
-        """Return a layer in the same form as `X`.
-
-        Raises
-        ------
-        NotFoundError
-            If it was not read.
-        """
+        """Return a layer in the same form as `X`."""
         if name not in self.block.layers:
             raise NotFoundError(f"The batch has the layers {list(self.block.layers)}, not {name!r}.")
         if not isinstance(self.block, CsrBlock):
@@ -223,13 +179,7 @@ def remember_facts(facts: BatchMetadata) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WireBatch:
-    """A batch sent from a worker: pickled without the metadata that the receiving process already has.
-
-    Parameters
-    ----------
-    batch : TrainingBatch
-        The batch that unpickling returns.
-    """
+    """A batch sent from a worker: pickled without the metadata that the receiving process already has; unpickles as a `TrainingBatch`."""
 
     batch: TrainingBatch
 
@@ -254,13 +204,7 @@ def _receive(
 
 @cache
 def require_torch() -> Any:  # noqa: ANN401  (a module)
-    """Import PyTorch.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
-    """
+    """Import PyTorch; raises `MissingExtraError` if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -274,15 +218,7 @@ def require_torch() -> Any:  # noqa: ANN401  (a module)
 
 
 def check_device(device: str | None, *, pinned: bool) -> None:
-    """Raise if tensors are not available on this machine.
-
-    Raises
-    ------
-    MissingExtraError
-        Without PyTorch.
-    QueryError
-        For a device that PyTorch does not know or that is not there, or pinned memory without a GPU.
-    """
+    """Raise if PyTorch, the device, or the GPU that pinned memory needs is not available on this machine."""
     torch = require_torch()
     try:
         kind = None if device is None else torch.device(device).type
@@ -354,10 +290,7 @@ def _arrived(batch: TrainingBatch, copied: Any, stream: Any) -> TrainingBatch:  
 def torch_dataset(loader: Any) -> Any:  # noqa: ANN401  (a Loader, which imports this file; an IterableDataset)
     """Wrap a loader into the type by which PyTorch's DataLoader knows that it is to be iterated.
 
-    Raises
-    ------
-    QueryError
-        If the loader moves batches to a device, which workers cannot share.
+    Raises `QueryError` for a loader that moves batches to a device, which workers cannot share.
     """
     return _dataset_class()(loader)
 

@@ -51,39 +51,22 @@ _UID = np.dtype("S16")
 class ObsColumn:
     """One metadata column of all cells.
 
-    Parameters
-    ----------
-    values : (n_cells,) array
-        Numbers; integers with missing values are float64 with NaN, and refused from 2**53 on. Or int32 codes, -1 where the value is
-        missing.
-    categories : (n_categories,) object array, or None
-        What the codes mean; None for numbers.
+    `values`, (n_cells,), are int32 codes, -1 where the value is missing, or numbers: integers with missing values are
+    float64 with NaN, and refused from 2**53 on.
     """
 
     values: NDArray[Any]
-    categories: NDArray[np.object_] | None = None
+    categories: NDArray[np.object_] | None = None  # (n_categories,): what the codes mean; None for numbers
 
 
 @dataclass(frozen=True)
 class CellRequest:
-    """What is needed of the cells of a query; pickled without what is derived.
-
-    Parameters
-    ----------
-    query : Query
-        Which cells, and which spaces and results.
-    names : mapping of str to str
-        Asked metadata column -> what the cell table calls it, or `DATASET`.
-    categories : mapping of str to sequence
-        Asked column -> its categories.
-    extra : str or None
-        A stored column that no batch carries.
-    """
+    """What is needed of the cells of a query; pickled without what is derived."""
 
     query: Query
-    names: Mapping[str, str]
-    categories: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    extra: str | None = None
+    names: Mapping[str, str]  # asked metadata column -> what the cell table calls it, or `DATASET`
+    categories: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by asked column
+    extra: str | None = None  # a stored column that no batch carries
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what was asked."""
@@ -120,19 +103,10 @@ class CellRequest:
         return [*dict.fromkeys(p for m in self.modalities.values() for p in m.pointers if p in stored)]
 
     def plan(self, datasets: NDArray[np.int32], pointing: NDArray[np.bool_]) -> dict[str, SpacePlan]:
-        """Plan the spaces and results of cells that come in some kinds, of which the plans have one cell each.
+        """Plan the spaces and results for every kind of cell; each kind is one cell of the plans.
 
-        Parameters
-        ----------
-        datasets : (k,) int32
-            Position of the dataset among those of the atlas.
-        pointing : (k, n_pointers) bool
-            Which pointer columns have a value.
-
-        Raises
-        ------
-        QueryError, FeatureError
-            As `plan_read` does.
+        `datasets`, (k,), is the position of each kind's dataset among those of the atlas; `pointing`, (k, n_pointers),
+        tells which of the columns in `pointers` have a value.
         """
         nothing = np.zeros(len(datasets), np.int64)
         places = {
@@ -147,33 +121,15 @@ class CellRequest:
 
 @dataclass(frozen=True, eq=False)
 class PlannedCells:
-    """All cells of a query, and the spaces that are read of them.
+    """All cells of a query, and the spaces that are read of them."""
 
-    Parameters
-    ----------
-    request : CellRequest
-        By which another process finds them again where their file is gone.
-    spaces : mapping of str to SpacePlan
-        What is read.
-    uids : (n_cells,) bytes
-        Cell uids.
-    columns : mapping of str to ObsColumn
-        Metadata.
-    extra : ObsColumn or None
-        The extra column; a pickle has it if it has the name of a file, see `keeps_extra`.
-    facts : BatchMetadata
-        What all batches share.
-    records : Records or None
-        Of which the arrays are views.
-    """
-
-    request: CellRequest
+    request: CellRequest  # by which another process finds the cells again where their file is gone
     spaces: Mapping[str, SpacePlan]
-    uids: NDArray[np.bytes_]
+    uids: NDArray[np.bytes_]  # (n_cells,)
     columns: Mapping[str, ObsColumn]
-    extra: ObsColumn | None
-    facts: BatchMetadata
-    records: Records | None = None
+    extra: ObsColumn | None  # pickled only with the name of a file, see `keeps_extra`
+    facts: BatchMetadata  # shared by all batches
+    records: Records | None = None  # of which the arrays are views
 
     @property
     def n(self) -> int:
@@ -222,12 +178,10 @@ def cells_in_memory(request: CellRequest) -> PlannedCells:
 
 
 def stream_cells(request: CellRequest) -> PlannedCells | None:
-    """Write the cells to a file of records, or map that which holds them already.
+    """Write the cells to a file of records, or map the file that holds them already.
 
-    Returns
-    -------
-    PlannedCells or None
-        None for few cells, and where they do not come in the order of the table.
+    Returns None if the atlas has at most `IN_MEMORY_CELLS` cells, where cells do not come in the order of the table,
+    for results that are no spaces, and for uids of another length than those that are made here.
     """
     spec, catalog = request.query.spec, request.query.catalog
     plain = spec.search is None and spec.sample is None and spec.limit is None and not spec.order and not spec.centroids
@@ -449,16 +403,8 @@ def _facts(spaces: Mapping[str, SpacePlan], key: Any, categories: Mapping[str, N
 class ColumnCoder:
     """Turns a metadata column into numbers or codes, a block of cells at a time.
 
-    Call `look` with every block, `settle` once, and then `encode` with any block.
-
-    Parameters
-    ----------
-    stored : str
-        What the cell table calls the column, or `DATASET`.
-    name, kind, facts : str, pyarrow.DataType, ColumnFacts or None
-        What it is called, its type, and what it was in its file.
-    categories : sequence or None
-        See `obs_column`.
+    Call `look` with every block, `settle` once, and then `encode` with any block. `stored` is what the cell table calls
+    the column, or `DATASET`; `facts` is what it was in its file; for `categories` see `obs_column`.
     """
 
     def __init__(
@@ -502,10 +448,7 @@ class ColumnCoder:
                 self._most = max(BLOCK_CELLS, 2 * len(self._found[0]))
 
     def settle(self) -> None:
-        """Number the values, if they have codes; refuse integers that floats beside missing values would round.
-
-        Warns of values that are none of the given categories.
-        """
+        """Number the values, if they have codes, with a warning of those outside the given categories; refuse integers that floats would round."""
         if self._any_missing and self._is_wide:
             raise QueryError(
                 f"The column {self.name!r} holds integers of 2**53 or more and missing values, which batches carry as floats and would round. "
@@ -569,20 +512,9 @@ class ColumnCoder:
 def obs_column(table: pa.Table, name: str, categories: Sequence[Any] | None = None) -> ObsColumn:
     """Turn a column of a plan's `obs` into an array.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        Metadata with facts.
-    name : str
-        A column of it.
-    categories : sequence or None
-        The categories, in the order of their codes; other values are coded -1, with a warning. None takes the values that occur, in the
-        order of the atlas for a categorical column, else sorted.
-
-    Raises
-    ------
-    QueryError
-        For a column of lists or structs, or categories that repeat or do not fit.
+    `categories` are in the order of their codes; other values are coded -1, with a warning. None takes the values that
+    occur (of truth values, both), in the order of the atlas for a categorical column, else sorted. Columns of lists or
+    structs are refused.
 
     Examples
     --------

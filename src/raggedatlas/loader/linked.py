@@ -22,18 +22,10 @@ DECODED_BYTES = 2**30
 
 @dataclass(frozen=True)
 class _LinkedGroup:
-    """A group of a part whose arrays are in a compressed linked file.
+    """A group of a part whose arrays are in a compressed linked file."""
 
-    Parameters
-    ----------
-    code : int
-        Its position in the part.
-    arrays : tuple of ArrayReader
-        Its arrays: columns, if it is sparse, and layers.
-    """
-
-    code: int
-    arrays: tuple[ArrayReader, ...]
+    code: int  # its position in the part
+    arrays: tuple[ArrayReader, ...]  # columns, if it is sparse, and layers
 
     @property
     def chunk_rows(self) -> int:
@@ -52,19 +44,9 @@ KEPT_BYTES = CACHE_SIZES["chunks"]
 def chunk_blocks(cells: PlannedCells, rows: NDArray[np.int64] | None, block_size: int) -> NDArray[np.int64] | None:
     """Cut the cells into blocks that end where a chunk of a linked file does, so that few chunks are in two blocks.
 
-    Parameters
-    ----------
-    cells : PlannedCells
-        All cells.
-    rows : (n,) int64 or None
-        The cells among these that are cut, in their order; None takes all.
-    block_size : int
-        Cells of a block, at least where chunks are smaller; of cells that are not linked, exactly.
-
-    Returns
-    -------
-    (n_blocks + 1,) int64 or None
-        Where each block begins and the last ends; None where no cell is in a compressed linked file.
+    `rows` are the cells to cut, (n,), in their order; None takes all. A block has about `block_size` cells, more where
+    chunks are larger, and exactly as many of cells that are not linked. The result, (n_blocks + 1,), is where each
+    block begins and the last ends; None where no cell is in a compressed linked file.
     """
     found = next(_linked_parts(cells), None)
     if found is None:
@@ -130,12 +112,8 @@ def _name(datasets: Sequence[str]) -> str:
 def pack_linked(cells: PlannedCells) -> PlannedCells:
     """Copy the values of linked datasets into the atlas, and return the cells as they are read from there.
 
-    Entries are where they are in the file, so that the places of the cells stay; the snapshot of the query names the file as before.
-
-    Raises
-    ------
-    AtlasError
-        As `materialize` does.
+    Entries are where they are in the file, so that the places of the cells stay; the snapshot of the query names the
+    file as before.
     """
     linked = {reader.spec.path.split("/")[0] for reader in _readers(cells) if reader.source is not None}
     tip = cells.request.query.catalog.tip()

@@ -62,15 +62,7 @@ from raggedatlas.store.sparse import refuse_rows
 
 
 class Collator:
-    """Collates rows to batches, from any thread of a process.
-
-    Parameters
-    ----------
-    plan : BatchPlan
-        What to read and how to return it.
-    threads : int
-        Threads of one read.
-    """
+    """Collates rows to batches, from any thread of a process; `threads` are those of one read."""
 
     def __init__(self, plan: BatchPlan, threads: int = 1) -> None:
         self._plan = plan
@@ -80,13 +72,7 @@ class Collator:
         self._sort = plan.options.sort or plan.options.as_ == "torch"
 
     def make(self, batches: Batches) -> list[TrainingBatch]:
-        """Read several batches at once.
-
-        Parameters
-        ----------
-        batches : Batches
-            Rows, and where each batch begins.
-        """
+        """Read several batches at once."""
         rows, cells, options = batches.rows, self._plan.cells, self._plan.options
         at = self._plan.at(rows)
         blocks = {name: reader.read(at, sort=self._sort) for name, reader in self._readers.items()}
@@ -115,18 +101,7 @@ class Collator:
 
 
 def check_process(pid: int) -> None:
-    """Raise in a forked child process.
-
-    Parameters
-    ----------
-    pid : int
-        The process in which the loader was made or unpickled.
-
-    Raises
-    ------
-    StoreError
-        In any other process.
-    """
+    """Raise `StoreError` in a forked child; `pid` is the process in which the loader was made or unpickled."""
     if os.getpid() != pid:
         raise StoreError(
             f"A loader made in process {pid} is used in its forked child {os.getpid()}, where the threads and connections of the "
@@ -150,12 +125,7 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
 
 
 def dense_layers(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> dict[str, NDArray[Any]]:
-    """Return every layer as a dense array.
-
-    Returns
-    -------
-    mapping of str to (n_rows, ...) array of `dtype`
-    """
+    """Return every layer as a dense array, (n_rows, ...), of `dtype`; None keeps that of the layer."""
     if isinstance(block, DenseBlock):
         return {layer: _cast(values, dtype) for layer, values in block.layers.items()}
     found = {}
@@ -261,13 +231,7 @@ class CellDataset(_Planned):
         return self._plan.n_cells
 
     def __getitem__(self, index: Any) -> TrainingBatch:  # noqa: ANN401  (an integer, a slice, or integers)
-        """Read a cell, or several, as one batch; negative numbers count from the end.
-
-        Raises
-        ------
-        NotFoundError
-            For a row that is not there.
-        """
+        """Read a cell, or several, as one batch; negative numbers count from the end."""
         n = len(self)
         # The frequent case first; the type is compared because a bool is an `int` too, and is refused below.
         if type(index) is int and 0 <= index < n:

@@ -28,24 +28,13 @@ VALUED = (WEIGHTED, BALANCED, GROUPED)
 
 @dataclass(frozen=True)
 class Strategy:
-    """How the cells of an epoch are chosen.
+    """How the cells of an epoch are chosen."""
 
-    Parameters
-    ----------
-    kind : {"every", "weighted", "balanced", "grouped", "own"}
-        A key of `STRATEGIES`.
-    values : (n_cells,) array, or None
-        Weights, or the group of each cell as a code (-1: the cell is left out).
-    n_samples : int
-        Cells of an epoch, where they are drawn.
-    own : callable or None
-        For ``"own"``.
-    """
-
-    kind: str = EVERY
+    kind: str = EVERY  # a key of `STRATEGIES`
+    # (n_cells,): weights, or the code of each cell's group; cells of code -1 are left out
     values: NDArray[Any] | None = None
-    n_samples: int = 0
-    own: Sampler | None = None
+    n_samples: int = 0  # cells of an epoch, where they are drawn
+    own: Sampler | None = None  # for "own"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without what is derived from the values, which is as large as these."""
@@ -116,23 +105,16 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of an epoch of this process.
+    """The share of an epoch of this process, `rank` of `world_size`.
 
-    Parameters
-    ----------
-    rank, world_size : int
-        This process among those that train together.
-    even : {"pad", "drop"} or None
-        None shares out every cell once, so that ranks may differ by one cell; ``"pad"`` repeats the first cells of the epoch and
-        ``"drop"`` leaves out the last, so that all ranks have as many.
-    drop_last : bool
-        Full batches only, the same number on every rank.
+    With `even` None every cell is shared out once, so that ranks may differ by one cell; "pad" repeats the first cells
+    of the epoch and "drop" leaves out the last, so that all ranks have as many.
     """
 
     rank: int = 0
     world_size: int = 1
     even: Even = None
-    drop_last: bool = False
+    drop_last: bool = False  # full batches only, the same number on every rank
 
 
 class Sets(Protocol):
@@ -157,36 +139,22 @@ class Sets(Protocol):
 class Order:
     """All that determines the order of every epoch.
 
-    Parameters
-    ----------
-    n_cells : int
-        Cells to choose from.
-    batch_size : int
-        Cells of a batch.
-    seed : int
-        From 0 on.
-    shuffle : {"full", "blocks"} or None
-        A uniform permutation; or blocks of neighbours permuted and then shuffled within a buffer; or the cells as they come.
-    block_size, buffer_size : int
-        For ``"blocks"``: cells of a block, and about how many cells are shuffled with each other.
-    blocks : (n_blocks + 1,) int64 or None
-        For ``"blocks"``: where each block begins and the last ends, if they differ in size.
-    strategy : Strategy
-        Which cells.
-    share : Share
-        Whose.
+    `shuffle` "full" is a uniform permutation; "blocks" permutes blocks of neighbours and then shuffles cells within a
+    buffer; None takes the cells as they come. `block_size`, `buffer_size` (about how many cells are shuffled with each
+    other) and `blocks` are for "blocks".
     """
 
-    n_cells: int
-    batch_size: int
-    seed: int = 0
+    n_cells: int  # to choose from
+    batch_size: int  # cells of a batch; with `sets`, sets
+    seed: int = 0  # from 0 on
     shuffle: Shuffle = "full"
     block_size: int = 64
     buffer_size: int = 4096
     strategy: Strategy = field(default_factory=Strategy)
     share: Share = field(default_factory=Share)
+    # (n_blocks + 1,): where each block begins and the last ends, if they differ in size
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
-    sets: Sets | None = None
+    sets: Sets | None = None  # in place of `strategy` and `shuffle`
 
     def digest(self) -> str:
         """Return a short identifier of which cells are chosen."""
@@ -195,18 +163,10 @@ class Order:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches, one after the other.
+    """Batches, one after the other."""
 
-    Parameters
-    ----------
-    rows : (n_rows,) int64
-        Cells.
-    bounds : (n_batches + 1,) int64
-        Batch b is ``rows[bounds[b] : bounds[b + 1]]``.
-    """
-
-    rows: NDArray[np.int64]
-    bounds: NDArray[np.int64]
+    rows: NDArray[np.int64]  # (n_rows,): cells
+    bounds: NDArray[np.int64]  # (n_batches + 1,): batch b is `rows[bounds[b] : bounds[b + 1]]`
 
     def __len__(self) -> int:
         """Count the batches."""
@@ -215,18 +175,11 @@ class Batches:
 
 @dataclass(frozen=True)
 class LazyBatches:
-    """The batches of one rank in one epoch; their cells are computed when they are taken.
+    """The batches of one rank in one epoch; their cells are computed when they are taken."""
 
-    Parameters
-    ----------
-    bounds : (n_batches + 1,) int64
-        Where each batch begins and the last ends, among the positions of the rank.
-    locate : callable
-        Returns the cells of positions, both (k,) int64.
-    """
-
+    # (n_batches + 1,): where each batch begins and the last ends, among the positions of the rank
     bounds: NDArray[np.int64]
-    locate: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    locate: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # returns the cells of positions, both (k,)
 
     def __len__(self) -> int:
         """Count the batches."""
@@ -248,17 +201,8 @@ class LazyBatches:
 def epoch_batches(order: Order, epoch: int) -> LazyBatches:
     """Return the batches of one rank in one epoch.
 
-    Parameters
-    ----------
-    order : Order
-        Sizes and seeds.
-    epoch : int
-        From 0 on; each has an order of its own.
-
-    Returns
-    -------
-    LazyBatches
-        The same on every machine for the same arguments. How many workers share them changes nothing: see `worker_batches`.
+    They are the same on every machine for the same arguments, and each epoch, from 0 on, has an order of its own. How
+    many workers share them changes nothing: see `worker_batches`.
 
     Examples
     --------
@@ -313,14 +257,10 @@ def count_batches(order: Order) -> int:
 
 
 def worker_batches(n_batches: int, start: int, worker: int, n_workers: int) -> NDArray[np.int64]:
-    """Assign the batches of a rank to its workers in turn.
+    """Assign the batches of a rank to its workers in turn, and return the numbers of one worker's batches, (k,).
 
     A DataLoader asks its workers in turn, so the batches come in the same order whatever the number of workers.
-
-    Returns
-    -------
-    (k,) int64
-        Numbers of the worker's batches.
+    `start` is the first batch that has not been taken.
 
     Examples
     --------
@@ -333,17 +273,8 @@ def worker_batches(n_batches: int, start: int, worker: int, n_workers: int) -> N
 def read_units(sizes: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:
     """Join neighbouring batches into reads of about `n_rows` cells, at least one batch each.
 
-    Parameters
-    ----------
-    sizes : (n_batches,) int64
-        Cells of each batch.
-    n_rows : int
-        Cells of a read.
-
-    Returns
-    -------
-    (n_reads + 1,) int64
-        Read r takes the batches from ``edges[r]`` up to, but not including, ``edges[r + 1]``.
+    `sizes` are the cells of each batch. Of the result, (n_reads + 1,), read r takes the batches from ``edges[r]`` up
+    to, but not including, ``edges[r + 1]``.
 
     Examples
     --------
@@ -365,15 +296,9 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 class Permutation:
     """A pseudorandom permutation of ``range(n)`` that is evaluated where it is needed and takes no memory.
 
-    An unbalanced Feistel network on the smallest power of two that holds `n`; a value beyond `n` is permuted again until it is below
-    (cycle walking), which takes less than two turns on average. See ``ra_permute`` of the compiled library.
-
-    Parameters
-    ----------
-    n : int
-        Number of items.
-    *key : int
-        What it depends on, such as seed and epoch.
+    An unbalanced Feistel network on the smallest power of two that holds `n`; a value beyond `n` is permuted again
+    until it is below (cycle walking), which takes less than two turns on average. See ``ra_permute`` of the compiled
+    library. Up to `_TABLE` items it is a table. `key` is what it depends on, such as seed and epoch.
 
     Examples
     --------
@@ -457,21 +382,11 @@ def _most(n: int, share: Share) -> int:
 
 @dataclass(frozen=True)
 class Draw:
-    """The cells of an epoch, of all ranks.
+    """The cells of an epoch, of all ranks."""
 
-    Parameters
-    ----------
-    n : int
-        How many; with `bounds`, ``bounds[-1]``.
-    locate : callable
-        Returns the cells at some positions, both (k,) int64.
-    bounds : (n_batches + 1,) int64, or None
-        Bounds of batches, where they differ in size.
-    """
-
-    n: int
-    locate: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    bounds: NDArray[np.int64] | None = None
+    n: int  # number of cells; with `bounds`, their last
+    locate: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # returns the cells at some positions, both (k,)
+    bounds: NDArray[np.int64] | None = None  # (n_batches + 1,): bounds of batches, where they differ in size
 
 
 def _every_cell(order: Order, epoch: int) -> Draw:

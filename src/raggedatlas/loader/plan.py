@@ -205,13 +205,7 @@ class LoaderOptions:
 
 
 def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, LoaderOptions]:
-    """Check keyword arguments, whose types `checked` has compared with the signature, and fill in the defaults.
-
-    Raises
-    ------
-    QueryError
-        For an unknown name, or a value that means nothing.
-    """
+    """Check keyword arguments, whose types `checked` has compared with the signature, and fill in the defaults."""
     reading, walking = set(ReadOptions.__dataclass_fields__), set(LoaderOptions.__dataclass_fields__)
     if call == "CellDataset":
         reading, walking = reading - {"device", "pin_memory"}, set()
@@ -273,24 +267,12 @@ _LEAST = {
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """All that is needed to make batches, without the catalog; picklable for threads and processes.
+    """All that is needed to make batches, without the catalog; picklable for threads and processes."""
 
-    Parameters
-    ----------
-    cells : PlannedCells
-        Places, uids and metadata of all cells of the query.
-    options : ReadOptions
-        What values come as.
-    rows : (n_cells,) unsigned integers, or None
-        The cells of the plan among these; None means all, in their order.
-    key : str
-        Identifies the cells; empty for that of `cells`.
-    """
-
-    cells: PlannedCells
+    cells: PlannedCells  # all cells of the query
     options: ReadOptions
-    rows: NDArray[Any] | None = None
-    key: str = ""
+    rows: NDArray[Any] | None = None  # (n_cells,): the plan's cells among `cells`; None means all, in their order
+    key: str = ""  # identifies the cells; empty for the key of `cells`
 
     @property
     def n_cells(self) -> int:
@@ -342,24 +324,8 @@ class BatchPlan:
 def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -> tuple[BatchPlan, ObsColumn | None]:
     """Plan the batches of a query.
 
-    Parameters
-    ----------
-    query : Query
-        Which cells, features and layers.
-    options : ReadOptions
-        What is read of them.
-    extra : str or None
-        A metadata column that is needed once, and not in batches.
-
-    Returns
-    -------
-    (BatchPlan, ObsColumn or None)
-        The plan, and the extra column.
-
-    Raises
-    ------
-    QueryError, FeatureError
-        For what the query or the options cannot have; for a query without cells.
+    `extra` is a metadata column that is needed once, and not in batches; it is returned beside the plan. A query
+    without cells is refused.
     """
     read_ahead(query.catalog)
     query = query.layers(list(options.layers)) if options.layers else query
@@ -397,21 +363,9 @@ def part_rows(plan: BatchPlan, split: Split, part: str) -> NDArray[np.int64]:
 
 
 def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None) -> Order:
-    """Derive the order of epochs from the options.
+    """Derive the order of epochs from checked options; `column` is the metadata column that the strategy needs.
 
-    Parameters
-    ----------
-    plan : BatchPlan
-        For its number of cells.
-    options : LoaderOptions
-        Checked.
-    column : ObsColumn or None
-        The metadata column that the strategy needs.
-
-    Raises
-    ------
-    QueryError
-        For weights that are none, a column without values, or choices that leave no batch.
+    Raises `QueryError` for unusable weights, a column without values, and choices that leave this rank no batch.
     """
     n_cells, n_samples = plan.n_cells, options.n_samples or plan.n_cells
     strategy = Strategy()

@@ -171,27 +171,15 @@ class SetOptions:
 
 @dataclass(frozen=True, eq=False)
 class PlannedSets:
-    """Sets, and what is said of them.
+    """Sets, and what is said of them."""
 
-    Parameters
-    ----------
-    recipe : StratumSets or NeighborSets
-        Which cells make the sets of an epoch.
-    table : pandas.DataFrame
-        A row for each stratum.
-    codes : (n_cells,) int32, or None
-        Row of `rows` for each cell, -1 for cells that no set has; None for neighbours.
-    rows : (n_codes,) int64
-        Row of `table`, -1 for controls.
-    notes : tuple of str
-        What was left out, and what else there is to know.
-    """
-
-    recipe: StratumSets | NeighborSets
-    table: "pd.DataFrame"
+    recipe: StratumSets | NeighborSets  # which cells make the sets of an epoch
+    table: "pd.DataFrame"  # a row for each stratum
+    # (n_cells,): place in `rows`, -1 for cells that no set has; None for neighbours
     codes: NDArray[np.int32] | None = None
+    # (n_codes,): row of `table`, -1 for controls
     rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out, and what else there is to know
 
     def key(self, cells: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the values that the sets of some cells have, (k,) each, by column."""
@@ -206,15 +194,7 @@ class PlannedSets:
 
 
 class _Key:
-    """One column, or several whose order does not count, as codes.
-
-    Parameters
-    ----------
-    columns : sequence of ObsColumn
-        The values.
-    renamed : mapping of str to str
-        Label -> the label that it counts as.
-    """
+    """One column, or several whose order does not count, as codes; `renamed` maps a label to the label that it counts as."""
 
     def __init__(self, columns: Sequence[ObsColumn], renamed: Mapping[str, str]) -> None:
         self._columns, self._numbers = columns, [_numbers(column) for column in columns]
@@ -276,19 +256,8 @@ def _blocks(n: int) -> Iterator[tuple[int, int]]:
 def plan_sets(plan: BatchPlan, options: SetOptions, query: Query) -> PlannedSets:
     """Plan the sets of a plan's cells.
 
-    Parameters
-    ----------
-    plan : BatchPlan
-        With `SetOptions.columns`.
-    options : SetOptions
-        What was asked.
-    query : Query
-        The cells before the part of a split was chosen.
-
-    Raises
-    ------
-    QueryError
-        If no set is left, or no cell is a control.
+    `plan` has the columns `SetOptions.columns`; `query` has the cells before the part of a split was chosen. Raises
+    `QueryError` if no set is left.
     """
     part = options.part
     chosen: NDArray[np.bool_] | None = None

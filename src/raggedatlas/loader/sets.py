@@ -18,26 +18,15 @@ _PLACE, _CHOICE = 1, 2
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """Cells in strata, and with which cells each stratum is compared.
+    """Cells in strata, and with which cells each stratum is compared."""
 
-    Parameters
-    ----------
-    cells : (n,) integers
-        Cells, those of a stratum next to each other, and strata that are compared with the same cells too.
-    starts, sizes : (n_strata,) int64
-        Where the cells of each stratum are among `cells`.
-    pool_starts, pool_sizes : (n_strata,) int64
-        Where the cells are that it is compared with.
-    without_own : bool
-        Whether the cells of the stratum lie in its pool, and are left out of it.
-    """
-
+    # (n,): those of a stratum next to each other, and strata that are compared with the same cells too
     cells: NDArray[Any]
-    starts: NDArray[np.int64]
+    starts: NDArray[np.int64]  # (n_strata,): where the cells of each stratum are among `cells`
     sizes: NDArray[np.int64]
-    pool_starts: NDArray[np.int64]
+    pool_starts: NDArray[np.int64]  # (n_strata,): where the cells are that it is compared with
     pool_sizes: NDArray[np.int64]
-    without_own: bool = False
+    without_own: bool = False  # whether the cells of the stratum lie in its pool, and are left out of it
 
     @property
     def compared(self) -> NDArray[np.int64]:
@@ -49,21 +38,9 @@ class Strata:
 class StratumSets:
     """Sets of cells of one stratum, each with as many cells of its pool.
 
-    Parameters
-    ----------
-    strata : Strata
-        The cells.
-    set_size : int
-        Cells of a set.
-    per_batch : int
-        Sets of a batch.
-    weights : (n_strata,) float64, or None
-        Draw the strata of an epoch in proportion to these; None gives each stratum as many sets as have room for its cells.
-    n_sets : int
-        Sets of an epoch, where they are drawn.
-    replace : bool
-        Whether the cells of a set are drawn independently, so that one may be there twice. Else a stratum's sets take its cells in turn, in
-        a new order each time they have all been taken, and repeat cells in a set only of a stratum, or a pool, that has fewer than `set_size`.
+    With `replace` the cells of a set are drawn independently, so that one may be there twice. Else a stratum's sets
+    take its cells in turn, in a new order each time they have all been taken, and repeat cells in a set only of a
+    stratum, or a pool, that has fewer than `set_size`.
 
     Notes
     -----
@@ -71,10 +48,11 @@ class StratumSets:
     """
 
     strata: Strata
-    set_size: int
-    per_batch: int
+    set_size: int  # cells of a set
+    per_batch: int  # sets of a batch
+    # (n_strata,): draw strata in proportion; None: as many sets as have room for all cells
     weights: NDArray[np.float64] | None = None
-    n_sets: int = 0
+    n_sets: int = 0  # sets of an epoch, where they are drawn
     replace: bool = False
 
     @property
@@ -157,21 +135,11 @@ class StratumSets:
 
 @dataclass(frozen=True, eq=False)
 class NeighborSets:
-    """Cells, each with its neighbours, in a new order each epoch.
-
-    Parameters
-    ----------
-    cells : (n,) int64
-        The cells.
-    neighbors : (n, k) int64
-        Of each, nearest first.
-    per_batch : int
-        Cells of a batch, without their neighbours.
-    """
+    """Cells, each with its neighbours, in a new order each epoch."""
 
     cells: NDArray[np.int64]
-    neighbors: NDArray[Any]
-    per_batch: int
+    neighbors: NDArray[Any]  # (n, k): of each cell, nearest first
+    per_batch: int  # cells of a batch, without their neighbours
 
     n_own = 1
 
@@ -207,18 +175,10 @@ Find = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], NDArr
 
 
 def _draw_sets(find: Find, total: int, per_batch: int, sizes: tuple[int, int], *, drop_last: bool) -> Draw:
-    """Return the draw of an epoch: batches of `per_batch` sets, the cells of all sets first, and then what they are compared with.
+    """Return the draw of an epoch: batches of sets, the cells of all sets first, and then what they are compared with.
 
-    Parameters
-    ----------
-    find : Find
-        Which cells.
-    total, per_batch : int
-        Sets of the epoch, and of a batch.
-    sizes : (int, int)
-        Cells of a set, and of what it is compared with.
-    drop_last : bool
-        Whether a batch of fewer sets is left out.
+    `total` and `per_batch` are the sets of the epoch and of a batch; `sizes` are the cells of a set, and of what it is
+    compared with. `drop_last` leaves out a batch of fewer sets.
     """
     n_own, n_compared = sizes
     kept = total - total % per_batch if drop_last else total

@@ -205,41 +205,19 @@ _NEEDS_PARSING = "^(?:" + "|".join(["ENS", *map(re.escape, _ASSEMBLIES), _ANY_DA
 
 @dataclass(frozen=True)
 class Accession:
-    """What the text of an identifier says by itself.
+    """What the text of an identifier says by itself."""
 
-    Parameters
-    ----------
-    namespace : str
-        Issuer of the accession, e.g. ``"ensembl"``; ``"symbol"`` for a name that is not an accession.
-    name : str
-        The accession without its version, or the name.
-    organism : str
-        Common name; ``"unknown"`` where the text does not say.
-    version : str
-        Version suffix without the dot, or empty.
-    """
-
-    namespace: str
-    name: str
-    organism: str
-    version: str = ""
+    namespace: str  # issuer, e.g. "ensembl"; "symbol" for a name that is not an accession
+    name: str  # the accession without its version, or the name
+    organism: str  # common name; "unknown" where the text does not say
+    version: str = ""  # suffix without the dot, or empty
 
 
 def parse_accession(text: str) -> Accession:
     """Return what an identifier says by itself: its namespace, organism and version.
 
-    A genome assembly before the identifier, as Cell Ranger writes it for references of several species, names the organism
-    and is split off.
-
-    Parameters
-    ----------
-    text : str
-        An identifier as a file has it.
-
-    Returns
-    -------
-    Accession
-        With the namespace ``"symbol"`` where the text is no accession of a known form.
+    A genome assembly before the identifier, as Cell Ranger writes it for references of several species, names the
+    organism and is split off. The namespace is ``"symbol"`` where the text is no accession of a known form.
 
     Examples
     --------
@@ -285,15 +263,8 @@ def _species(letters: str) -> str:
 def organism_name(text: str) -> str:
     """Return the name of an organism as an atlas writes it: the common name where it is known.
 
-    Parameters
-    ----------
-    text : str
-        A common or scientific name, an NCBI taxon (``"NCBITaxon:9606"``) or a genome assembly; case does not matter.
-
-    Returns
-    -------
-    str
-        Names that are in no table come back in lower case.
+    `text` is a common or scientific name, an NCBI taxon (``"NCBITaxon:9606"``) or a genome assembly; case does not
+    matter. Names that are in no table come back in lower case, an empty one as ``"unknown"``.
 
     Examples
     --------
@@ -354,12 +325,7 @@ def parse_symbols(texts: Sequence[str]) -> list[str]:
 
 
 def are_accessions(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return for each text whether it is an accession of a known form, without an assembly before it.
-
-    Parameters
-    ----------
-    texts : pyarrow.ChunkedArray of str
-        Identifiers without version, as registries hold them.
+    """Return for each text whether it is an accession of a known form, without an assembly before it; False for null.
 
     Examples
     --------
@@ -411,36 +377,16 @@ NOMENCLATURE = frozenset({"HGNC", "MGI"})
 
 @dataclass(frozen=True)
 class GeneTableInfo:
-    """Which table it is, and where it comes from.
+    """Which table it is, and where it comes from."""
 
-    Parameters
-    ----------
-    name : str
-        Its name in the atlas; a table of this name replaces the one before.
-    kind : {"genes", "orthologs", "terms"}
-        What it says.
-    source : str
-        Who says it, e.g. ``"HGNC"``, ``"GENCODE"``.
-    release : str
-        Release or date; empty where neither the file nor the caller says.
-    organisms : tuple of str
-        Common names.
-    n_rows : int
-        Genes, pairs or terms.
-    sha256 : str
-        Of the file's text, unpacked.
-    loaded_at : str
-        When the atlas got it, in ISO format; empty for a table that no atlas has.
-    """
-
-    name: str
-    kind: str
-    source: str
-    release: str
-    organisms: tuple[str, ...]
-    n_rows: int
-    sha256: str
-    loaded_at: str = ""
+    name: str  # in the atlas; a table of this name replaces the one before
+    kind: str  # "genes", "orthologs" or "terms"
+    source: str  # who says it, e.g. "HGNC", "GENCODE"
+    release: str  # release or date; empty where neither the file nor the caller says
+    organisms: tuple[str, ...]  # common names
+    n_rows: int  # genes, pairs or terms
+    sha256: str  # of the file's text, unpacked
+    loaded_at: str = ""  # when the atlas got it, in ISO format; empty for a table that no atlas has
 
     @property
     def rank(self) -> int:
@@ -454,18 +400,10 @@ class GeneTableInfo:
 
 @dataclass(frozen=True)
 class GeneTable:
-    """A table as it was read from a file, before an atlas has it.
-
-    Parameters
-    ----------
-    info : GeneTableInfo
-        Which it is.
-    rows : pyarrow.Table
-        Of `GENES_SCHEMA` or `ORTHOLOGS_SCHEMA`, by `info.kind`.
-    """
+    """A table as it was read from a file, before an atlas has it."""
 
     info: GeneTableInfo
-    rows: pa.Table
+    rows: pa.Table  # of `GENES_SCHEMA` or `ORTHOLOGS_SCHEMA`, by `info.kind`
 
 
 def infos_to_json(infos: tuple[GeneTableInfo, ...]) -> str:

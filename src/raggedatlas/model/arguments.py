@@ -271,12 +271,6 @@ def no_progress(step: str, done: int, total: int) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that NumPy's generators do not take.
-
-    Raises
-    ------
-    QueryError
-        If it is negative or has more than 32 bits.
-    """
+    """Refuse a seed that NumPy's generators do not take: one that is negative or has more than 32 bits."""
     if not 0 <= seed < 2**32:
         raise QueryError(f"The seed {seed} is out of range; expected 0 to {2**32 - 1}.")

@@ -25,17 +25,6 @@ Kind = Literal["space", "vector"]
 class IndexFacts(BaseModel):
     """What is known of the index over a column of vectors.
 
-    Attributes
-    ----------
-    kind : str
-        Lance's name of it.
-    n_partitions, nprobes : int
-        Partitions, and how many of them are searched.
-    recall : float
-        Share of the `k` nearest that is found, measured over `n_queries` cells.
-    k, n_queries : int
-        Of the measurement.
-
     Examples
     --------
     >>> IndexFacts().n_partitions
@@ -45,9 +34,10 @@ class IndexFacts(BaseModel):
     # Ignored fields may come from a later version, whose records stay readable.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    kind: str = ""
+    kind: str = ""  # Lance's name of it
     n_partitions: int = Field(0, ge=0)
-    nprobes: int = Field(1, ge=1)
+    nprobes: int = Field(1, ge=1)  # partitions that a search reads
+    # Share of the `k` nearest that is found, measured over `n_queries` cells.
     recall: float = 0.0
     k: int = 0
     n_queries: int = 0
@@ -103,29 +93,6 @@ class AssetRecord(BaseModel):
 class ResultRecord(AssetRecord):
     """One result of a model for cells of the atlas; its name is unique in the atlas.
 
-    Attributes
-    ----------
-    kind : {"space", "vector"}
-        Whether values are rows of an array that a pointer column points into, or are stored in the cell table itself.
-    space : str
-        Of a ``space``: feature space of its group, which has the array ``layers/values``; else empty.
-    width : int
-        Values of a cell, along the first axis.
-    dtype : str
-        Of the values.
-    metric : str
-        Of a ``vector``: by which distance an index answers.
-    n_cells : int
-        Cells that had a result when it was added.
-    output : str
-        Column of the results table that it came from.
-    verb, model, model_hash, query, snapshot, parent : str
-        What computed it, of which cells, at which snapshot, and the results that it was computed from; empty where unknown.
-    config : str
-        The content of the ``original_dataset_config.toml`` in the result folder as JSON.
-    arrays, checksums, index : str
-        JSON: path below the group -> array description; checksums as of a `DatasetRecord`; and what is known of a vector index.
-
     Examples
     --------
     >>> ResultRecord(uid="0" * 16, name="scvi", kind="vector", column="scvi", dtype="float32").cells_of
@@ -134,23 +101,27 @@ class ResultRecord(AssetRecord):
 
     table: ClassVar[str] = "_results"
 
+    # "space": values are rows of an array that a pointer column points into; "vector": they are in the cell table.
     kind: Kind
     dtype: str
+    # Of a "space": feature space of its group, which has the array `layers/values`; else empty.
     space: str = ""
-    width: int = 1
-    metric: str = ""
-    n_cells: int = 0
-    output: str = ""
+    width: int = 1  # values of a cell, along the first axis
+    metric: str = ""  # of a "vector": by which distance an index answers
+    n_cells: int = 0  # cells that had a result when it was added
+    output: str = ""  # column of the results table that it came from
+    # What computed it (to `parent`): of which cells, at which snapshot, from which results; empty where unknown.
     verb: str = ""
     model: str = ""
     model_hash: str = ""
     query: str = ""
     snapshot: str = ""
     parent: str = ""
+    # The content of the `original_dataset_config.toml` in the result folder as JSON.
     config: str = "{}"
-    arrays: str = "{}"
-    checksums: str = "{}"
-    index: str = "{}"
+    arrays: str = "{}"  # JSON: path below the group -> array description
+    checksums: str = "{}"  # JSON, as of a `DatasetRecord`
+    index: str = "{}"  # JSON: `IndexFacts` of a vector index
 
     @property
     def index_facts(self) -> IndexFacts | None:
@@ -172,10 +143,7 @@ class ResultRecord(AssetRecord):
     def as_group(self, *, stored: bool = False) -> DatasetRecord:
         """Describe the group of a ``space`` like a group of a dataset, for code that reads and checks those.
 
-        Parameters
-        ----------
-        stored : bool
-            Whether the array goes by the name that it has on disk, which a purge changes, or by that of the layer.
+        The array goes by the name of the layer; if `stored`, by the name that it has on disk, which a purge changes.
         """
         specs = self.array_specs
         names = [path.removeprefix("layers/") for path in specs] if stored else [VALUES]
@@ -232,30 +200,10 @@ class Corners(NamedTuple):
 
 
 class GeometryRecord(AssetRecord):
-    """One geometry store whose objects are cells of the atlas; its group is ``<uid>/<space>``, the store as it was added.
+    """One geometry store whose objects are cells of the atlas.
 
-    Its name is by default its feature space. Stores of several datasets share a name; a dataset has one of a name.
-
-    Attributes
-    ----------
-    space : str
-        Feature space.
-    types, axes : list of str
-        Geometry types, and names of the space axes.
-    layout : str
-        ``"0.9"`` or ``"0.7"``.
-    n_objects, n_vertices, n_levels : int
-        Of the store; vertices at the finest level.
-    bounds : str
-        JSON: least and greatest corner over all objects; empty lists where there is no vertex.
-    link : str
-        JSON: the cell column and the object attribute (empty: the ids) whose values were matched.
-    owner, genes : str
-        Of transcripts: the vertex attributes that tell the cell (empty where objects are cells) and the gene.
-    n_files, n_bytes : int
-        Of the group.
-    digest : str
-        SHA-256 over names and bytes of its files.
+    Its group is ``<uid>/<space>``, the store as it was added. Its name is by default its feature space. Stores of
+    several datasets share a name; a dataset has one of a name.
 
     Examples
     --------
@@ -268,18 +216,21 @@ class GeometryRecord(AssetRecord):
 
     space: str
     types: list[str] = Field(default_factory=list)
-    axes: list[str] = Field(default_factory=list)
-    layout: str = ""
+    axes: list[str] = Field(default_factory=list)  # names of the space axes
+    layout: str = ""  # "0.9" or "0.7"
     n_objects: int = 0
-    n_vertices: int = 0
+    n_vertices: int = 0  # at the finest level
     n_levels: int = 1
-    bounds: str = "[[], []]"
+    bounds: str = "[[], []]"  # JSON: least and greatest corner over all objects; empty lists where there is no vertex
+    # JSON: the cell column and the object attribute (empty: the ids) whose values were matched.
     link: str = "{}"
+    # Of transcripts: the vertex attributes that tell the cell (empty where objects are cells) and the gene.
     owner: str = ""
     genes: str = ""
+    # Files and bytes of the group.
     n_files: int = 0
     n_bytes: int = 0
-    digest: str = ""
+    digest: str = ""  # SHA-256 over names and bytes of its files
 
     @property
     def n_cells(self) -> int:
@@ -313,52 +264,21 @@ RECIPE_KEY = b"raggedatlas.recipe"
 
 
 class AnnotatedColumn(BaseModel):
-    """One column of an annotation.
-
-    Attributes
-    ----------
-    n_values : int
-        Cells that got a value from the annotation: they had none, or another one.
-    n_replaced : int
-        How many of them had another value.
-    colors : dict of str to str
-        Category -> color; empty where none were given.
-    """
+    """One column of an annotation."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    # Cells that got a value from the annotation: they had none, or another one.
     n_values: int = Field(0, ge=0)
-    n_replaced: int = Field(0, ge=0)
-    colors: dict[str, str] = Field(default_factory=dict)
+    n_replaced: int = Field(0, ge=0)  # how many of them had another value
+    colors: dict[str, str] = Field(default_factory=dict)  # category -> color; empty where none were given
 
 
 class AnnotationRecord(BaseModel):
     """One call of `annotate`.
 
-    The record is stored in the metadata of the columns that it describes, so that values and record become visible in one commit.
-
-    Attributes
-    ----------
-    uid : str
-        16 hex digits; new for each annotation.
-    name : str
-        Unique in the atlas.
-    created_at : str
-        UTC ISO timestamp.
-    source : str
-        The file, or the type of the object.
-    snapshot : int or None
-        Snapshot from which the annotated cells were queried, where the source says so.
-    query : str
-        That query as text.
-    recipe : str
-        How the source says that it was made, as JSON; of a split.
-    on_conflict : {"error", "replace", "keep"}
-        What was done where a cell had another value.
-    n_cells : int
-        Cells of the atlas that the source names.
-    columns : dict of str to AnnotatedColumn
-        Name of a column, as results show it -> what was written.
+    The record is stored in the metadata of the columns that it describes, so that values and record become visible in
+    one commit.
 
     Examples
     --------
@@ -368,15 +288,17 @@ class AnnotationRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    uid: str
-    name: str
-    created_at: str = Field(default_factory=utc_now)
-    source: str = ""
+    uid: str  # 16 hex digits; new for each annotation
+    name: str  # unique in the atlas
+    created_at: str = Field(default_factory=utc_now)  # UTC ISO timestamp
+    source: str = ""  # the file, or the type of the object
+    # Snapshot from which the annotated cells were queried, where the source says so.
     snapshot: int | None = None
-    query: str = ""
-    recipe: str = ""
-    on_conflict: OnConflict = "error"
-    n_cells: int = Field(0, ge=0)
+    query: str = ""  # that query as text
+    recipe: str = ""  # how the source says that it was made, as JSON; of a split
+    on_conflict: OnConflict = "error"  # what was done where a cell had another value
+    n_cells: int = Field(0, ge=0)  # cells of the atlas that the source names
+    # Name of a column, as results show it -> what was written.
     columns: dict[str, AnnotatedColumn] = Field(default_factory=dict)
 
     def mark(self, field: pa.Field) -> pa.Field:
@@ -387,10 +309,7 @@ class AnnotationRecord(BaseModel):
 def annotation_of(field: pa.Field) -> AnnotationRecord | None:
     """Return the record of a cell column, or None if no annotation brought the column.
 
-    Raises
-    ------
-    CorruptError
-        If the record does not parse.
+    Raises `CorruptError` if the record does not parse.
 
     Examples
     --------
@@ -416,45 +335,25 @@ def annotation_columns(schema: pa.Schema) -> dict[str, AnnotationRecord]:
 class DeletedCells(BaseModel):
     """The cells of one dataset that a deletion removed.
 
-    Attributes
-    ----------
-    n_cells : int
-        How many.
-    witness : str
-        Uid of one of them. As all go in one commit, the table of cells has all of them or none.
-    rows : str
-        SHA-256 of the file that lists their rows in the dataset, and their uids.
-    counts : dict of str to (int, int)
-        Group, or uid of a result that is stored as vectors -> deleted cells that had a row or a value there, and stored entries of
-        these rows. What was recorded of groups, results and geometry before the deletion stays as it is.
+    `counts` maps a group, or the uid of a result that is stored as vectors, to the deleted cells that had a row or a
+    value there, and the stored entries of these rows. What was recorded of groups, results and geometry before the
+    deletion stays as it is.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     n_cells: int = Field(ge=0)
+    # Uid of one of them. As all go in one commit, the table of cells has all of them or none.
     witness: str
-    rows: str
+    rows: str  # SHA-256 of the file that lists their rows in the dataset, and their uids
     counts: dict[str, tuple[int, int]] = Field(default_factory=dict)
 
 
 class DeletionRecord(BaseModel):
     """One call of `delete_cells`.
 
-    The records are metadata of the table of cells: a version of it, and so a snapshot, has the record of every cell that it lacks. A record is
-    written before its cells are deleted.
-
-    Attributes
-    ----------
-    uid : str
-        16 hex digits; the files of rows are called ``frames/deleted.<uid>.arrow``.
-    created_at : str
-        UTC ISO timestamp.
-    where : str
-        The condition, or how the cells were given.
-    datasets : dict of str to DeletedCells
-        Dataset uid -> its cells.
-    owner : dict
-        The process that deletes, as in a lease; empty once the cells are deleted.
+    The records are metadata of the table of cells: a version of it, and so a snapshot, has the record of every cell
+    that it lacks. A record is written before its cells are deleted.
 
     Examples
     --------
@@ -464,10 +363,11 @@ class DeletionRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    uid: str
-    created_at: str = Field(default_factory=utc_now)
-    where: str = ""
-    datasets: dict[str, DeletedCells] = Field(default_factory=dict)
+    uid: str  # 16 hex digits; the files of rows are called `frames/deleted.<uid>.arrow`
+    created_at: str = Field(default_factory=utc_now)  # UTC ISO timestamp
+    where: str = ""  # the condition, or how the cells were given
+    datasets: dict[str, DeletedCells] = Field(default_factory=dict)  # dataset uid -> its cells
+    # The process that deletes, as in a lease; empty once the cells are deleted.
     owner: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -488,14 +388,8 @@ class DeletionRecord(BaseModel):
 def without_deleted(cells_of: Mapping[str, int], deletions: Sequence[DeletionRecord], key: str) -> dict[str, int]:
     """Return how many cells of each dataset have something, as recorded when it was added, less those deleted since.
 
-    Parameters
-    ----------
-    cells_of : mapping of str to int
-        Dataset uid -> cells, as recorded.
-    deletions : sequence of DeletionRecord
-        As `Catalog.deletions` returns them.
-    key : str
-        Group, or uid of a result that is stored as vectors.
+    `cells_of` has the recorded cells by dataset uid. `key` is a group, or the uid of a result that is stored as
+    vectors.
 
     Examples
     --------

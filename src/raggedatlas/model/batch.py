@@ -13,23 +13,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class CsrBlock:
-    """Rows of a sparse matrix whose layers share one pattern of entries.
+    """Rows of a sparse matrix whose layers share one pattern of entries."""
 
-    Parameters
-    ----------
-    indptr : (n_rows + 1,) int64
-        Row i holds entries ``[indptr[i], indptr[i + 1])``; starts at 0.
-    indices : (n_entries,) integer
-        Columns.
-    layers : mapping of str to (n_entries,) array
-        Values.
-    n_cols : int
-        Number of columns.
-    """
-
-    indptr: NDArray[np.int64]
-    indices: NDArray[Any]
-    layers: Mapping[str, NDArray[Any]]
+    indptr: NDArray[np.int64]  # (n_rows + 1,): row i holds entries [indptr[i], indptr[i + 1]); starts at 0
+    indices: NDArray[Any]  # (n_entries,) integer columns
+    layers: Mapping[str, NDArray[Any]]  # (n_entries,) values
     n_cols: int
 
     @property
@@ -47,13 +35,7 @@ class CsrBlock:
 
 @dataclass(frozen=True, slots=True)
 class DenseBlock:
-    """Rows of dense arrays.
-
-    Parameters
-    ----------
-    layers : mapping of str to (n_rows, ...) array
-        Values; all layers share their shape.
-    """
+    """Rows of dense arrays, (n_rows, ...); all layers share their shape."""
 
     layers: Mapping[str, NDArray[Any]]
 
@@ -84,21 +66,10 @@ def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
     """Assemble a SciPy matrix from arrays known to fit, without the copies of its constructor.
 
-    The constructor widens columns to the type of the bounds, and copies what is a small part of larger memory.
-
-    Parameters
-    ----------
-    kind : type
-        `scipy.sparse.csr_array` or `scipy.sparse.csr_matrix`.
-    parts : (n_entries,) values, (n_entries,) integer columns, (n_rows + 1,) integer bounds
-        What it is made of; the bounds take the type of the columns where they fit.
-    n_cols : int
-        Number of columns.
-
-    Returns
-    -------
-    csr_array or csr_matrix
-        On the same memory as values and columns.
+    The constructor widens columns to the type of the bounds, and copies what is a small part of larger memory. `kind`
+    is `scipy.sparse.csr_array` or `scipy.sparse.csr_matrix`; `parts` are (n_entries,) values, (n_entries,) integer
+    columns and (n_rows + 1,) integer bounds. The bounds take the type of the columns where they fit; the result is on
+    the same memory as values and columns.
     """
     values, indices, indptr = parts
     matrix = copy.copy(_empty_csr(kind, len(indptr) - 1, n_cols))
@@ -120,26 +91,15 @@ def _empty_csr(kind: Any, n_rows: int, n_cols: int) -> Any:  # noqa: ANN401  (Sc
 
 @dataclass(frozen=True, slots=True)
 class SpaceBatch:
-    """One feature space's part of a batch, aligned row by row with the batch's cells.
+    """One feature space's part of a batch, aligned row by row with the batch's cells."""
 
-    Parameters
-    ----------
-    block : CsrBlock or DenseBlock
-        One row per cell of the batch; cells without this modality have an empty or filled row.
-    features : (n_features,) array of str
-        Feature uids in column order; empty for spaces without features.
-    present : (n_rows,) bool
-        Whether the cell has this modality.
-    layout_uids : (n_rows,) array of str
-        Which layout measured the cell; empty where absent.
-    measured : mapping of str to (n_features,) bool
-        Layout uid -> which columns it measured.
-    """
-
+    # One row per cell of the batch; cells without this modality have an empty or filled row.
     block: Block
+    # (n_features,): feature uids in column order; empty for spaces without features.
     features: NDArray[np.str_]
-    present: NDArray[np.bool_]
-    layout_uids: NDArray[np.str_]
+    present: NDArray[np.bool_]  # (n_rows,): whether the cell has this modality
+    layout_uids: NDArray[np.str_]  # (n_rows,): which layout measured the cell; empty where absent
+    # Layout uid -> which columns it measured, (n_features,).
     measured: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
 

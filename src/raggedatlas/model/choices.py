@@ -60,20 +60,11 @@ UmapMetric = Literal["euclidean", "cosine", "manhattan", "correlation", "chebysh
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """Method to compute an embedding from principal components.
+    """Method to compute an embedding from principal components."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the embedding in the CXG.
-    n_components : int
-        Number of principal components to pass to `layout`.
-    layout : callable, optional
-        ``(n_cells, n_components)`` float32 -> ``(n_cells, >= 2)``; None uses the components themselves.
-    """
-
-    name: str
-    n_components: int = 2
+    name: str  # name of the embedding in the CXG
+    n_components: int = 2  # number of principal components to pass to `layout`
+    # (n_cells, n_components) float32 -> (n_cells, >= 2); None uses the components themselves.
     layout: Callable[[Any], Any] | None = None
 
 
@@ -83,19 +74,7 @@ PCA = Embedder("pca")
 def refuse_unused(call: str, why: str, **given: bool) -> None:
     """Refuse options that were given and have no effect beside the others.
 
-    Parameters
-    ----------
-    call : str
-        Name of the function.
-    why : str
-        When they have none, or what they are for.
-    **given
-        Option -> whether it was given.
-
-    Raises
-    ------
-    ArgumentError
-        Naming them.
+    `why` says when they have none, or what they are for. `given` tells of each option whether it was given.
 
     Examples
     --------

@@ -35,28 +35,17 @@ _NULLABLE = {
 class ColumnFacts:
     """What a column was in its file.
 
-    Parameters
-    ----------
-    name : str
-        Its original name, for instance ``percent.mt``.
-    kind : str
-        ``"categorical"``, ``"string"`` (the usual text of the machine's pandas), ``"object"`` or ``"string[...]"`` for other text,
-        a NumPy dtype such as ``"int32"``, or a pandas nullable dtype such as ``"Int64"``.
-    categories : tuple or None
-        In order, unused ones included; None for other kinds.
-    ordered : bool
-        Whether the order of the categories means something.
-    category_kind : str
-        NumPy dtype of the categories, for text as in `kind`.
-    empty : bool
-        Whether it has no value, so that its type is that of the first values that come. Only cell columns say so.
+    `kind` is ``"categorical"``, ``"string"`` (the usual text of the machine's pandas), ``"object"`` or
+    ``"string[...]"`` for other text, a NumPy dtype such as ``"int32"``, or a pandas nullable dtype such as ``"Int64"``.
     """
 
-    name: str
+    name: str  # its original name, for instance "percent.mt"
     kind: str
+    # In order, unused ones included; None for other kinds.
     categories: tuple[Any, ...] | None = None
-    ordered: bool = False
-    category_kind: str = "string"
+    ordered: bool = False  # whether the order of the categories means something
+    category_kind: str = "string"  # NumPy dtype of the categories, for text as in `kind`
+    # Whether it has no value, so that its type is that of the first values that come. Only cell columns say so.
     empty: bool = False
 
     def __post_init__(self) -> None:
@@ -74,10 +63,7 @@ class ColumnFacts:
 def facts_of(field: pa.Field) -> ColumnFacts | None:
     """Read the facts of a column, or None if it carries none.
 
-    Raises
-    ------
-    CorruptError
-        If they do not parse.
+    Raises `CorruptError` if they do not parse.
 
     Examples
     --------
@@ -93,21 +79,7 @@ def facts_of(field: pa.Field) -> ColumnFacts | None:
 def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     """Convert a frame to a table whose first column `_index` is its index.
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        Any columns that AnnData can hold.
-
-    Returns
-    -------
-    pyarrow.Table
-        Columns in order, each with its `ColumnFacts`; `arrow_to_frame` restores the frame.
-
-    Raises
-    ------
-    SchemaError
-        If a column mixes types, repeats a name, has one that is no text, or is of a kind that no column can hold; the message
-        names it.
+    The columns keep their order and each gets its `ColumnFacts`; `arrow_to_frame` restores the frame.
 
     Examples
     --------
@@ -178,17 +150,7 @@ def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
 def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any]":
     """Convert one column to the pandas dtype named by its facts.
 
-    Parameters
-    ----------
-    column : pyarrow.ChunkedArray
-        Values; nulls are missing.
-    facts : ColumnFacts
-        What the column was. A NumPy integer or boolean kind that has nulls here becomes its nullable pandas dtype.
-
-    Raises
-    ------
-    CorruptError
-        If the values are not of the kind that the facts name.
+    Nulls are missing values. A NumPy integer or boolean kind that has nulls here becomes its nullable pandas dtype.
 
     Examples
     --------
@@ -540,15 +502,6 @@ TEXT_ROWS = 1 << 17
 class Texts:
     """A column of text without missing values that comes in blocks.
 
-    Parameters
-    ----------
-    n_rows : int
-        How many.
-    blocks : callable
-        Walks down them: (k,) object arrays of str, in order, of any lengths; every call is a walk of its own.
-    dtype : pandas dtype
-        What a pandas Series of them has: ``object``, or pandas' own ``str``.
-
     Examples
     --------
     >>> Texts(3, lambda: iter([np.array(["a", "b"], object), np.array(["c"], object)])).whole().tolist()
@@ -556,8 +509,9 @@ class Texts:
     """
 
     n_rows: int
+    # Walks down them: (k,) object arrays of str, in order, of any lengths; every call is a walk of its own.
     blocks: Callable[[], Iterator[NDArray[np.object_]]]
-    dtype: Any = object
+    dtype: Any = object  # what a pandas Series of them has: `object`, or pandas' own `str`
 
     def even(self, n_rows: int) -> Iterator[NDArray[np.object_]]:
         """Walk down them in blocks of exactly so many rows, but for the last one."""
@@ -585,18 +539,12 @@ class Texts:
 class TableColumn:
     """One column of a table, or its index.
 
-    Parameters
-    ----------
-    name : str or None
-        Its name; an index may have none.
-    read : callable
-        Gives its values: a pandas Series or Index, or `Texts`.
-    arrow : callable or None
-        Gives the same values as an Arrow array, or None if only pandas has their type; see `plain_array`. Writers that can
-        use it need no pandas, whose import takes longer than writing a few cells.
+    `read` gives its values: a pandas Series or Index, or `Texts`. `arrow` gives the same values as an Arrow array, or
+    None if only pandas has their type; see `plain_array`. Writers that can use it need no pandas, whose import takes
+    longer than writing a few cells.
     """
 
-    name: str | None
+    name: str | None  # an index may have none
     read: Callable[[], Any]
     arrow: Callable[[], pa.Array | None] | None = None
 
@@ -604,15 +552,6 @@ class TableColumn:
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
     """A table of which one column is in memory at a time.
-
-    Parameters
-    ----------
-    n_rows : int
-        Its length.
-    index : TableColumn
-        Names of its rows.
-    columns : tuple of TableColumn
-        The others, in order.
 
     Examples
     --------
@@ -624,8 +563,8 @@ class ColumnTable:
     """
 
     n_rows: int
-    index: TableColumn
-    columns: tuple[TableColumn, ...]
+    index: TableColumn  # names of its rows
+    columns: tuple[TableColumn, ...]  # the others, in order
 
     def __len__(self) -> int:
         return self.n_rows
@@ -657,14 +596,7 @@ class ColumnTable:
 def arrow_table(schema: pa.Schema, n_rows: int, chunks_of: Callable[[int], Iterable[pa.Array]]) -> ColumnTable:
     """Return a lazy table over an Arrow table of `frame_to_arrow`; `arrow_to_frame` returns the same values at once.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        With the facts of the columns.
-    n_rows : int
-        Its length.
-    chunks_of : callable
-        Number of a column -> walks down its values.
+    `schema` carries the facts of the columns; `chunks_of` walks down the values of the column of a number.
     """
     found: list[TableColumn] = []
     index = TableColumn(None, lambda: _numbers(n_rows))
@@ -680,16 +612,10 @@ def arrow_table(schema: pa.Schema, n_rows: int, chunks_of: Callable[[int], Itera
 
 
 def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_rows: int) -> "pd.Series[Any] | Texts":
-    """Convert one Arrow column to the type named by its facts: long text without missing values as `Texts`, else a pandas Series.
+    """Convert one Arrow column to the type named by the facts of `field`.
 
-    Parameters
-    ----------
-    field : pyarrow.Field
-        With its facts.
-    chunks : callable
-        Walks down its values; called more than once.
-    n_rows : int
-        How many there are.
+    Long text without missing values becomes `Texts`, everything else a pandas Series. `chunks` walks down the values
+    and is called more than once.
     """
     facts = facts_of(field) or ColumnFacts(field.name, "")
     if n_rows > TEXT_ROWS and _is_usual_text(field, facts) and not any(chunk.null_count for chunk in chunks()):
@@ -707,23 +633,12 @@ def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_ro
 
 
 def plain_array(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_rows: int) -> pa.Array | None:
-    """Return a column as one Arrow array where that says all that pandas would: numbers, short text, and categories that are text.
+    """Return a column as one Arrow array where that says all that pandas would.
 
-    Parameters
-    ----------
-    field : pyarrow.Field
-        With its facts.
-    chunks : callable
-        Walks down its values.
-    n_rows : int
-        How many there are.
-
-    Returns
-    -------
-    pyarrow.Array or None
-        Text, integers and booleans without missing values; floating-point numbers, in which nulls become NaN; a categorical as
-        a dictionary array with the categories of the facts, in order. None for any other column, no rows, and text of more than
-        `TEXT_ROWS` rows.
+    That is so for text, integers and booleans without missing values; for floating-point numbers, in which nulls stand
+    for NaN; and for a categorical of text, which becomes a dictionary array with the categories of the facts, in order.
+    None for any other column, no rows, and text of more than `TEXT_ROWS` rows. `field` carries the facts, `chunks`
+    walks down the values.
 
     Examples
     --------

@@ -35,20 +35,7 @@ _DIGITS[list(b"0123456789abcdef")] = np.arange(16)
 def new_uids(n: int) -> pa.StringArray:
     """Draw `n` random uids of 16 hex digits, all different.
 
-    Parameters
-    ----------
-    n : int
-        How many.
-
-    Returns
-    -------
-    pyarrow.StringArray
-        Each 64 random bits; safe for writers that know nothing of each other.
-
-    Raises
-    ------
-    LimitError
-        If `n` is 2**27 or more.
+    Each has 64 random bits, so that writers that know nothing of each other can draw them.
 
     Examples
     --------
@@ -69,20 +56,9 @@ def new_uids(n: int) -> pa.StringArray:
 def integer_ids(values: Any, what: str) -> pa.Array:  # noqa: ANN401  (an Arrow or NumPy array of floats)
     """Return ids that are floats as int64, null where they are missing.
 
-    pandas makes floats of integers as soon as one of them is missing. Floats of 64 bits hold integers exactly only below 2**53 (those of 32
-    bits below 2**24), so that larger ids are rounded already, and different ones may have become the same.
-
-    Parameters
-    ----------
-    values : pyarrow.Array or numpy.ndarray
-        Floats of any width.
-    what : str
-        What they are, for the message.
-
-    Raises
-    ------
-    SourceError
-        If one is a fraction, infinite, or too large to be exact.
+    pandas makes floats of integers as soon as one of them is missing. Floats of 64 bits hold integers exactly only
+    below 2**53 (those of 32 bits below 2**24), so that larger ids are rounded already, and different ones may have
+    become the same: these are refused, as are fractions and infinities. `what` says in the message what the values are.
 
     Examples
     --------
@@ -105,15 +81,8 @@ def integer_ids(values: Any, what: str) -> pa.Array:  # noqa: ANN401  (an Arrow 
 def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Return the numbers that uids of 16 hex digits write; they take 8 bytes each, and compare fast.
 
-    Parameters
-    ----------
-    uids : pyarrow.Array of str
-        In any number; at most some megabytes are used in addition to the result.
-
-    Returns
-    -------
-    (n,) uint64, (n,) bool
-        Numbers, and which texts are uids; 0 for all others.
+    The other array says which texts are uids; all others have the number 0. At most some megabytes are used in addition
+    to the result.
 
     Examples
     --------
@@ -144,12 +113,7 @@ def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
 
 
 class UidIndex:
-    """Finds uids among many; a text of them takes 20 bytes and a hash table of texts some 100, this 16.
-
-    Parameters
-    ----------
-    uids : pyarrow.Array of str
-        In any order.
+    """Finds uids among many, in any order; a text of them takes 20 bytes and a hash table of texts some 100, this 16.
 
     Examples
     --------
@@ -197,20 +161,9 @@ def new_uid() -> str:
 def feature_uids(space: str, features: Iterable[str | Accession], organism: str = UNKNOWN) -> list[str]:
     """Hash the identities of features to 16 hex digits each, so that writers in any process agree.
 
-    Parameters
-    ----------
-    space : str
-        Feature space; case does not matter.
-    features : iterable of str or Accession
-        Identifiers as a file has them, or parsed ones.
-    organism : str
-        Of the features whose identifier does not name one.
-
-    Returns
-    -------
-    list of str
-        First 16 hex digits of a sha256 over fields that each end in a NUL byte: space, namespace and accession without its
-        version where the accession denotes one species by itself, else space, organism, ``symbol`` and the name.
+    A uid is the start of a sha256 over fields that each end in a NUL byte: space, namespace and accession without its
+    version where the accession denotes one species by itself, else space, organism, ``symbol`` and the name. The case
+    of space and organism does not matter. `organism` is that of the features whose identifier does not name one.
 
     Examples
     --------
@@ -235,18 +188,9 @@ def feature_uids(space: str, features: Iterable[str | Accession], organism: str 
 def repeated_uids(uids: Iterable[str]) -> list[str]:
     r"""Return unique uids for the columns of a matrix in which several columns are one feature.
 
-    The mapping of features says that these count as one; the columns stay as they are.
-
-    Parameters
-    ----------
-    uids : iterable of str
-        Feature uids in column order.
-
-    Returns
-    -------
-    list of str
-        The first of each uid stays; the n-th, counted from 0, is the first 16 hex digits of a sha256 over the uid, ``repeat`` and n, each
-        followed by a NUL byte.
+    The mapping of features says that these count as one; the columns stay as they are. The first of each uid stays; the
+    n-th, counted from 0, is the first 16 hex digits of a sha256 over the uid, ``repeat`` and n, each followed by a NUL
+    byte.
 
     Examples
     --------
@@ -265,17 +209,7 @@ def repeated_uids(uids: Iterable[str]) -> list[str]:
 
 
 def layout_uid(uids: Iterable[str]) -> str:
-    r"""Hash an ordered list of features to 16 hex digits.
-
-    Parameters
-    ----------
-    uids : iterable of str
-        Feature uids in column order.
-
-    Returns
-    -------
-    str
-        First 16 hex digits of the sha256 over each uid followed by a NUL byte.
+    r"""Hash feature uids in column order to the first 16 hex digits of the sha256 over each uid followed by a NUL byte.
 
     Examples
     --------
@@ -286,19 +220,7 @@ def layout_uid(uids: Iterable[str]) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` if it may become part of a path or a table name.
-
-    Parameters
-    ----------
-    name : str
-        The name.
-    what : str
-        What it names, for the message.
-
-    Raises
-    ------
-    NameRefusedError
-        If it is empty, starts with a dot, holds anything but letters, digits, ``_``, ``-`` and ``.``, or is one of `RESERVED`.
+    """Return `name` if it may become part of a path or a table name; `what` says in the message what it names.
 
     Examples
     --------
@@ -327,11 +249,6 @@ def is_unicode(name: str) -> bool:
 def check_length(name: str, what: str) -> str:
     """Return a user-supplied name if it is printable and short enough to be displayed.
 
-    Raises
-    ------
-    NameRefusedError
-        If it is longer than 200 characters, or holds characters that cannot be printed.
-
     Examples
     --------
     >>> check_length("as submitted", "label")
@@ -352,11 +269,6 @@ _UID = re.compile(r"[0-9a-f]{16}")
 def check_license(text: str) -> str:
     """Return the name or address of a licence, if it may be one.
 
-    Raises
-    ------
-    NameRefusedError
-        If it is empty, longer than 200 characters, or cannot be printed.
-
     Examples
     --------
     >>> check_license("CC-BY-4.0")
@@ -372,11 +284,7 @@ def check_license(text: str) -> str:
 def check_given_name(name: str, what: str) -> str:
     """Return a name that a person gives to a dataset, result, annotation, geometry or snapshot, if it may be one.
 
-    Raises
-    ------
-    NameRefusedError
-        If it is empty or longer than 200 characters, begins or ends with a blank, holds a slash, two dots in a row or characters that
-        cannot be printed, or has the form of a uid, by which another could be meant.
+    A name in the form of a uid is refused, because another object could be meant by it.
 
     Examples
     --------

@@ -39,19 +39,8 @@ def entries_schema(record: type[BaseModel], kinds: Mapping[str, pa.DataType], ne
 def record_from_row(record: type[Record], row: Mapping[str, Any], table: str, key: str) -> Record:
     """Read one row of a table; a null is the field's default.
 
-    Parameters
-    ----------
-    record : type
-        What a row is.
-    row : mapping of str to any
-        Column -> value.
-    table, key : str
-        The table, and the column that names a row in messages.
-
-    Raises
-    ------
-    CorruptError
-        If a value is not what the record has there; the message names table, row and field.
+    Raises `CorruptError`, which names `table`, the row's value in the column `key`, and the field, if a value is not
+    what the record has there.
 
     Examples
     --------
@@ -71,19 +60,9 @@ def record_from_row(record: type[Record], row: Mapping[str, Any], table: str, ke
 def read_json(kind: type[T], text: str, table: str, row: object, field: str) -> T:
     """Read the JSON text of one field of a row; the text of a frozen object is parsed once.
 
-    Parameters
-    ----------
-    kind : type
-        What it holds: a frozen pydantic model or dataclass, or a type such as ``dict[str, int]``.
-    text : str
-        The field; empty text means an empty object.
-    table, row, field : str
-        Where it is, for messages.
-
-    Raises
-    ------
-    CorruptError
-        If it is no JSON, or holds something else.
+    `kind` is a frozen pydantic model or dataclass, or a type such as ``dict[str, int]``. Empty text means an empty
+    object. Raises `CorruptError`, which names `table`, `row` and `field`, if the text is no JSON or holds something
+    else.
 
     Examples
     --------
@@ -126,26 +105,14 @@ def entries_to_table(records: Sequence[BaseModel], schema: pa.Schema) -> pa.Tabl
 
 
 def entries_from_table(record: type[Record], table: pa.Table, name: str) -> list[Record]:
-    """Read rows of a table as records, in the order of adding (``created_at``); a null means the field's default.
-
-    Raises
-    ------
-    CorruptError
-        If a row is damaged; the message names the table by `name`, the row by its uid, and the field.
-    """
+    """Read rows of a table as records, in the order of adding (``created_at``); a null means the field's default."""
     records = [record_from_row(record, row, name, "uid") for row in rows_of(table, name)]
     # Times of `utc_now` have one zone and one width, so their texts sort as the times do.
     return sorted(records, key=lambda entry: str(getattr(entry, "created_at")))  # noqa: B009 - records have one; their base has not
 
 
 def rows_of(table: pa.Table, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a table as Python objects.
-
-    Raises
-    ------
-    CorruptError
-        If text in it is not valid UTF-8; the message names the table by `name`.
-    """
+    """Return the rows of a table as Python objects; raises `CorruptError`, which names the table by `name`, for text that is not UTF-8."""
     try:
         return cast("list[dict[str, Any]]", table.to_pylist())
     except UnicodeDecodeError as error:
@@ -170,23 +137,13 @@ def utc_now() -> str:
 
 
 class MatrixFacts(BaseModel):
-    """In which form a stored matrix comes back.
-
-    Attributes
-    ----------
-    form : {"csr", "csc", "dense"}
-        As it was in the file.
-    dtype : str
-        NumPy dtype that it had.
-    wide : (bool, bool)
-        Whether its pointers and its indices had 64 bits.
-    """
+    """In which form a stored matrix comes back."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    form: MatrixForm
-    dtype: str
-    wide: tuple[bool, bool] = NARROW
+    form: MatrixForm  # as it was in the file
+    dtype: str  # NumPy dtype that it had
+    wide: tuple[bool, bool] = NARROW  # whether its pointers and its indices had 64 bits
 
     @field_validator("dtype")
     @classmethod
@@ -199,54 +156,25 @@ class MatrixFacts(BaseModel):
 
 
 class LayerFacts(MatrixFacts):
-    """One layer of a group.
+    """One layer of a group."""
 
-    Attributes
-    ----------
-    key : str
-        Which matrix of the file it was, such as ``"raw/X"``.
-    features : str or None
-        Key of the table of its columns; empty for a matrix whose columns are no features.
-    """
-
-    key: str
-    features: str = ""
+    key: str  # which matrix of the file it was, such as "raw/X"
+    features: str = ""  # key of the table of its columns; empty for a matrix whose columns are no features
 
 
 class ExtraFacts(MatrixFacts):
-    """A matrix that is kept next to the layers.
+    """A matrix that is kept next to the layers."""
 
-    Attributes
-    ----------
-    path : str
-        Where it is below the dataset's first group.
-    shape : tuple of int
-        Its shape.
-    """
-
-    path: str
+    path: str  # where it is below the dataset's first group
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a small file is inside one that holds several.
+    """Where a small file is inside one that holds several."""
 
-    Parameters
-    ----------
-    file : str
-        Path of the larger file below the Zarr store.
-    offset, n_bytes : int
-        First byte and length.
-
-    Raises
-    ------
-    ValueError
-        If these are no such numbers or text.
-    """
-
-    file: str
-    offset: int
+    file: str  # path of the larger file below the Zarr store
+    offset: int  # of the first byte
     n_bytes: int
 
     def __post_init__(self) -> None:
@@ -258,34 +186,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Link:
-    """Where the bytes of an array are that stay in a file outside of the atlas.
+    """Where the bytes of an array are that stay in a file outside of the atlas."""
 
-    Parameters
-    ----------
-    source : str
-        Address of the file or Zarr folder: absolute, or of a local file relative to the folder of the atlas.
-    array : str
-        Name of the array among the references, such as ``"X/data"``.
-    references : Span
-        Where the references are, which have the place of every chunk.
-    sha256 : str
-        SHA-256 of the references.
-    sampled : bool
-        Whether only a sample shows that the values are counts; then they are checked whenever they are read.
-    matrix, chunks : tuple of int or None
-        Shape of the array in the file, and of its chunks, where rows of a dense matrix are read as entries, one after the other.
-
-    Raises
-    ------
-    ValueError
-        If a field is of another type.
-    """
-
+    # Address of the file or Zarr folder: absolute, or of a local file relative to the folder of the atlas.
     source: str
-    array: str
-    references: Span
-    sha256: str
+    array: str  # name of the array among the references, such as "X/data"
+    references: Span  # where the references are, which have the place of every chunk
+    sha256: str  # of the references
+    # Whether only a sample shows that the values are counts; then they are checked whenever they are read.
     sampled: bool = False
+    # Shape in the file, and shape of its chunks, where rows of a dense matrix are read as entries, one after the other.
     matrix: tuple[int, int] | None = None
     chunks: tuple[int, int] | None = None
 
@@ -309,85 +219,34 @@ class Link:
 
 
 class BundleFacts(BaseModel):
-    """The file that holds the small files of a dataset; see ``raggedatlas.store.bundle``.
-
-    Attributes
-    ----------
-    n_bytes, sha256 : int, str
-        Its length and SHA-256.
-    file, n_datasets : str, int
-        Path below the Zarr store if it is shared, else empty; datasets that it was written with.
-    frames : dict of str to Span
-        Kept frame -> where it is in there; those of arrays are in their descriptions.
-    """
+    """The file that holds the small files of a dataset; see ``raggedatlas.store.bundle``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     n_bytes: int = Field(ge=0)
     sha256: str
-    file: str = ""
-    n_datasets: int = 1
+    file: str = ""  # path below the Zarr store if it is shared, else empty
+    n_datasets: int = 1  # datasets that it was written with
+    # Kept frame -> where it is in there; those of arrays are in their descriptions.
     frames: dict[str, Span] = Field(default_factory=dict)
 
 
 class SourceFacts(BaseModel):
-    """The file or folder that a dataset is linked to, as it was then.
-
-    Attributes
-    ----------
-    address : str
-        Where it is; of a local file near the atlas relative to its folder.
-    n_bytes, n_objects : int
-        Size, and number of files, of what is referenced.
-    modified : str
-        When the newest of them was written (UTC, ISO); empty where that is not known.
-    etag : str
-        ETag of a file in a store or on a server.
-    hashed : {"metadata", "full"}
-        What the content hash of the dataset covers.
-    """
+    """The file or folder that a dataset is linked to, as it was then."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    address: str
-    n_bytes: int = Field(ge=0)
-    n_objects: int = Field(default=1, ge=0)
-    modified: str = ""
-    etag: str = ""
+    address: str  # of a local file near the atlas relative to its folder
+    n_bytes: int = Field(ge=0)  # size of what is referenced
+    n_objects: int = Field(default=1, ge=0)  # number of files of what is referenced
+    modified: str = ""  # when the newest of them was written (UTC, ISO); empty where that is not known
+    etag: str = ""  # ETag of a file in a store or on a server
+    # What the content hash of the dataset covers.
     hashed: Literal["metadata", "full"] = "metadata"
 
 
 class DatasetFacts(BaseModel):
     """What is known of a dataset's file; the column `facts` holds it as JSON.
-
-    Attributes
-    ----------
-    format : str
-        Format of the file.
-    n_cells : int or None
-        Cells of the file; None where the record says it.
-    layers : dict of str to LayerFacts
-        Layers of the group.
-    left_out : dict of str to str
-        What the atlas did not take of the file: element -> what it is.
-    extras : dict of str to ExtraFacts
-        Matrices of the file that are kept next to the layers, by key.
-    colors : dict of str to dict
-        Column -> category -> color.
-    column_order : str
-        How the columns are stored.
-    feature_set : str
-        Hash of the features, independent of their order.
-    cell_names : str
-        Hash of the names of the file's cells, in its order.
-    frames : dict of str to str
-        Kept frame -> SHA-256 of its file.
-    bundle : BundleFacts or None
-        The file of the dataset's small files; None where each is a file of its own.
-    linked : SourceFacts or None
-        The file that the dataset is linked to; None where its values are in the atlas.
-    license : str
-        Licence of the dataset, as its file or whoever added it named it; empty where neither did.
 
     Examples
     --------
@@ -398,18 +257,22 @@ class DatasetFacts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     format: str = ""
-    n_cells: int | None = None
+    n_cells: int | None = None  # cells of the file; None where the record says it
     layers: dict[str, LayerFacts] = Field(default_factory=dict)
+    # What the atlas did not take of the file: element -> what it is.
     left_out: dict[str, str] = Field(default_factory=dict)
+    # Matrices of the file that are kept next to the layers, by key.
     extras: dict[str, ExtraFacts] = Field(default_factory=dict)
+    # Column -> category -> color.
     colors: dict[str, dict[str, str]] = Field(default_factory=dict)
-    column_order: str = ""
-    feature_set: str = ""
-    cell_names: str = ""
-    frames: dict[str, str] = Field(default_factory=dict)
-    bundle: BundleFacts | None = None
+    column_order: str = ""  # how the columns are stored
+    feature_set: str = ""  # hash of the features, independent of their order
+    cell_names: str = ""  # hash of the names of the file's cells, in its order
+    frames: dict[str, str] = Field(default_factory=dict)  # kept frame -> SHA-256 of its file
+    bundle: BundleFacts | None = None  # the file of the dataset's small files; None where each is a file of its own
+    # The file that the dataset is linked to; None where its values are in the atlas.
     linked: SourceFacts | None = None
-    license: str = ""
+    license: str = ""  # as the file or whoever added it named it; empty where neither did
 
     def to_json(self) -> str:
         """Return the JSON of the column."""
@@ -528,11 +391,6 @@ class DatasetRecord(BaseModel):
 
 def datasets_from_table(table: pa.Table) -> list[DatasetRecord]:
     """Read rows of `datasets`, in their order.
-
-    Raises
-    ------
-    CorruptError
-        If a row is damaged.
 
     Examples
     --------
@@ -690,19 +548,8 @@ class AtlasVersionRecord(BaseModel):
 class PurgeMark(BaseModel):
     """What the atlas notes of a purge from its first write to its last.
 
-    Attributes
-    ----------
-    uid, name : str
-        The dataset.
-    stage : {"begun", "rewriting", "deleting"}
-        Nothing is changed yet; snapshots and tables are being rewritten; nothing refers to the dataset any more, and its arrays are
-        being deleted.
-    tables : dict
-        While rewriting: table -> version that holds its current content. The newest version may hold that of an old snapshot.
-    stores : list of str
-        While deleting: geometry stores that are deleted with the dataset.
-    owner : dict
-        The process that runs the purge, as in a lease.
+    In the stage ``begun`` nothing is changed yet; in ``rewriting`` snapshots and tables are being rewritten; in
+    ``deleting`` nothing refers to the dataset any more, and its arrays are being deleted.
 
     Examples
     --------
@@ -714,11 +561,14 @@ class PurgeMark(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    uid: str
+    uid: str  # of the dataset
     name: str = ""
     stage: Literal["begun", "rewriting", "deleting"] = "begun"
+    # While rewriting: table -> version with its current content; the newest version may hold that of an old snapshot.
     tables: dict[str, TableVersion] = Field(default_factory=dict)
+    # While deleting: geometry stores that are deleted with the dataset.
     stores: list[str] = Field(default_factory=list)
+    # The process that runs the purge, as in a lease.
     owner: dict[str, Any] = Field(default_factory=dict)
 
     def refusal(self, action: str, place: str) -> ConflictError:
@@ -730,13 +580,7 @@ class PurgeMark(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> "PurgeMark | None":
-        """Parse a mark; ``null`` means none.
-
-        Raises
-        ------
-        CorruptError
-            If it is something else.
-        """
+        """Parse a mark; ``null`` means none."""
         if text == "null":
             return None
         given = read_json(dict[str, Any], text, "atlas_versions", "table metadata", "raggedatlas.purging")
@@ -784,11 +628,6 @@ def versions_to_table(records: list[AtlasVersionRecord]) -> pa.Table:
 
 def versions_from_table(table: pa.Table) -> list[AtlasVersionRecord]:
     """Read rows of `atlas_versions`, sorted by number.
-
-    Raises
-    ------
-    CorruptError
-        If a row is damaged, or a column is missing.
 
     Examples
     --------

@@ -43,53 +43,27 @@ _ORDERS: dict[ColumnOrder, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ColumnReport:
-    """What happened to one obs column, layer or other element.
+    """What happened to one obs column, layer or other element."""
 
-    Parameters
-    ----------
-    name : str
-        Its name in the source.
-    fate : {"kept", "renamed", "cast", "linked", "refused", "left out"}
-        What was done.
-    stored_as : str
-        Its stored name; empty when it is not stored.
-    note : str
-        The reason, or how to change the outcome.
-    """
-
-    name: str
+    name: str  # in the source
     fate: Fate
-    stored_as: str = ""
-    note: str = ""
+    stored_as: str = ""  # its stored name; empty when it is not stored
+    note: str = ""  # the reason, or how to change the outcome
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceReport:
-    """What one feature space received.
-
-    Parameters
-    ----------
-    space, group, layout_uid : str
-        Feature space, Zarr group, and ordered feature list.
-    layers : tuple of str
-        Layers in the group.
-    n_features, n_new_features, n_entries : int
-        Columns, columns that the registry did not know, and stored entries.
-    n_bytes : int
-        Bytes of the arrays on disk.
-    column_order : {"file", "detected", "shared"}
-        How the stored columns are ordered: as in the file, by how many cells detect them, or as in the layout of a dataset
-        with the same features.
-    """
+    """What one feature space received."""
 
     space: str
     group: str
-    layout_uid: str
+    layout_uid: str  # of the ordered feature list
     layers: tuple[str, ...]
     n_features: int
-    n_new_features: int
-    n_entries: int
-    n_bytes: int = 0
+    n_new_features: int  # that the registry did not know
+    n_entries: int  # stored entries
+    n_bytes: int = 0  # of the arrays on disk
+    # As in the file, by how many cells detect them, or as in the layout of a dataset with the same features.
     column_order: ColumnOrder = "file"
 
 
@@ -243,26 +217,15 @@ class GeometryReport(AddReport):
 
 @dataclass(frozen=True, slots=True)
 class AnnotationColumnReport:
-    """What `annotate` did with one column.
+    """What `annotate` did with one column."""
 
-    Parameters
-    ----------
-    name : str
-        As results show it.
-    status : {"new", "merged", "unchanged"}
-        Whether the atlas had no such column, had one that got values, or has all the values already.
-    n_values : int
-        Cells that got a value.
-    n_same, n_replaced, n_kept : int
-        Cells that had the same value, that had another and got the new one, and that had another and kept it.
-    """
-
-    name: str
+    name: str  # as results show it
+    # Whether the atlas had no such column, had one that got values, or has all the values already.
     status: Literal["new", "merged", "unchanged"]
-    n_values: int = 0
-    n_same: int = 0
-    n_replaced: int = 0
-    n_kept: int = 0
+    n_values: int = 0  # cells that got a value
+    n_same: int = 0  # cells that had the same value
+    n_replaced: int = 0  # cells that had another value and got the new one
+    n_kept: int = 0  # cells that had another value and kept it
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,50 +425,22 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of a file.
-
-    Parameters
-    ----------
-    path, name : str
-        Its path, and the last part of the path.
-    encoding : str
-        Type and version as declared, ``""`` where it declares none.
-    kind : str
-        What it is: the declared type, or what it looks like.
-    shape : tuple of int, optional
-        Its sizes; None for a mapping.
-    dtype : str
-        Type of its values; of a group, of its main part.
-    chunks, shards : tuple of int, optional
-        What is decoded at once, and what is stored as one object.
-    compression : str
-        Filters and compressors in the order of writing, ``""`` for none.
-    n_bytes : int
-        Decoded size without variable-length text.
-    n_stored : int
-        Bytes in the file; text of variable length in HDF5 is not counted.
-    n_entries : int, optional
-        Stored entries of a sparse matrix.
-    fault : str
-        Why it cannot be read, ``""`` where it can.
-    children : tuple of Element
-        What a group holds.
-    """
+    """One element of a file."""
 
     path: str
-    name: str
-    encoding: str
-    kind: str
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""
-    chunks: tuple[int, ...] | None = None
-    shards: tuple[int, ...] | None = None
-    compression: str = ""
-    n_bytes: int = 0
-    n_stored: int = 0
-    n_entries: int | None = None
-    fault: str = ""
-    children: "tuple[Element, ...]" = ()
+    name: str  # last part of the path
+    encoding: str  # type and version as declared, "" where it declares none
+    kind: str  # what it is: the declared type, or what it looks like
+    shape: tuple[int, ...] | None = None  # None for a mapping
+    dtype: str = ""  # of its values; of a group, of its main part
+    chunks: tuple[int, ...] | None = None  # what is decoded at once
+    shards: tuple[int, ...] | None = None  # what is stored as one object
+    compression: str = ""  # filters and compressors in the order of writing, "" for none
+    n_bytes: int = 0  # decoded size without variable-length text
+    n_stored: int = 0  # bytes in the file; text of variable length in HDF5 is not counted
+    n_entries: int | None = None  # stored entries of a sparse matrix
+    fault: str = ""  # why it cannot be read, "" where it can
+    children: "tuple[Element, ...]" = ()  # what a group holds
 
     @property
     def shown(self) -> "tuple[Element, ...]":

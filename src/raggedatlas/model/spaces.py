@@ -180,15 +180,6 @@ POINTERS: dict[PointerKind, type[SparseZarrPointer] | type[DenseZarrPointer] | t
 def pointer_field(name: str, kind: PointerKind, space: str) -> pa.Field:
     """Describe a pointer column: a nullable struct that carries its feature space as field metadata.
 
-    Parameters
-    ----------
-    name : str
-        Column name.
-    kind : PointerKind
-        Sparse, dense or geometry.
-    space : str
-        Feature space.
-
     Examples
     --------
     >>> pointer_field("gene_expression", PointerKind.SPARSE, "gene_expression").type.num_fields
@@ -198,12 +189,7 @@ def pointer_field(name: str, kind: PointerKind, space: str) -> pa.Field:
 
 
 def pointer_columns(schema: pa.Schema) -> dict[str, tuple[str, PointerKind]]:
-    """Find the pointer columns of a cell table.
-
-    Returns
-    -------
-    dict
-        Column name -> (feature space, kind), in column order.
+    """Find the pointer columns of a cell table: column name -> (feature space, kind), in column order.
 
     Examples
     --------

@@ -62,21 +62,11 @@ _MOST_IDS = 50_000
 
 @dataclass(frozen=True)
 class Under:
-    """A term and everything under it, to be compared with a column in a filter; made by `raggedatlas.under`.
+    """A term and everything under it, to be compared with a column in a filter; made by `raggedatlas.under`."""
 
-    Parameters
-    ----------
-    term : str
-        Name, synonym or id.
-    ontology : str or None
-        Its ontology; None is that of the column.
-    part_of : bool
-        Whether parts count too.
-    """
-
-    term: str
-    ontology: str | None = None
-    part_of: bool = True
+    term: str  # name, synonym or id
+    ontology: str | None = None  # None is that of the column
+    part_of: bool = True  # whether parts count too
 
     def __repr__(self) -> str:
         """Return the call."""
@@ -114,21 +104,12 @@ def _folded(texts: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True)
 class Match:
-    """What a text names in a table of terms.
+    """What a text names in a table of terms."""
 
-    Parameters
-    ----------
-    kind : {"id", "old id", "name", "synonym", "deprecated", ""}
-        How; ``"deprecated"`` is an id that nothing replaces, and empty means that nothing has this name.
-    rows : tuple of int
-        Rows of the terms; several where the name is ambiguous.
-    note : str
-        What became of a deprecated id.
-    """
-
+    # "id", "old id", "name", "synonym", "deprecated" (an id that nothing replaces), or "" (nothing has this name).
     kind: str
-    rows: tuple[int, ...] = ()
-    note: str = ""
+    rows: tuple[int, ...] = ()  # of the terms; several where the name is ambiguous
+    note: str = ""  # what became of a deprecated id
 
 
 @dataclass(frozen=True)
@@ -142,18 +123,10 @@ class _Edges:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """The terms of one ontology, or of several.
+    """The terms of one ontology, or of several."""
 
-    Parameters
-    ----------
-    infos : tuple of GeneTableInfo
-        Which tables they are.
-    rows : pyarrow.Table
-        Of `TERMS_SCHEMA`.
-    """
-
-    infos: tuple[GeneTableInfo, ...]
-    rows: pa.Table
+    infos: tuple[GeneTableInfo, ...]  # which tables they are
+    rows: pa.Table  # of `TERMS_SCHEMA`
     _above: dict[tuple[int, bool], frozenset[int]] = field(default_factory=dict, repr=False)
 
     @property
@@ -245,20 +218,10 @@ class Terms:
         return text
 
     def near(self, text: str, n: int = 3) -> list[tuple[int, float]]:
-        """Return terms with similar names, best first.
+        """Return at most `n` terms with names similar to `text` as row and score, best first.
 
-        Parameters
-        ----------
-        text : str
-            A name.
-        n : int
-            At most so many.
-
-        Returns
-        -------
-        list of (int, float)
-            Rows and scores. The score is the share of common sequences of three characters (Dice's coefficient), 1 for the same
-            letters and digits; ``+`` counts as ``positive``.
+        The score is the share of common sequences of three characters (Dice's coefficient), 1 for the same letters and
+        digits; ``+`` counts as ``positive``.
         """
         names, owners, _ = self._named
         asked, _ = _trigrams(_folded(pa.array([text], pa.string())))
@@ -339,14 +302,9 @@ class Terms:
         return levels
 
     def parts_of_value(self, text: str, *, label: bool) -> tuple[tuple[int, ...], ...]:
-        """Return what a value of a column means: for each of its parts, which ``||`` separates, the terms that it may be.
+        """Return what a value of a column means: for each of its parts, separated by ``||``, the terms that it may be.
 
-        Parameters
-        ----------
-        text : str
-            The value.
-        label : bool
-            Whether names count, or ids alone.
+        Names count only if `label` is true, ids always.
         """
         found = []
         for part in text.split(" || "):
@@ -394,55 +352,28 @@ def join_terms(tables: Sequence[Terms]) -> Terms:
 
 @dataclass(frozen=True)
 class TermColumns:
-    """The columns of the cell table that say which term a cell has: of ids, of labels, or both.
+    """The columns of the cell table that say which term a cell has: of ids, of labels, or both."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the labels.
-    ids, labels : str or None
-        Stored columns.
-    """
-
-    name: str
-    ids: str | None
-    labels: str | None
+    name: str  # name of the labels
+    ids: str | None  # stored column
+    labels: str | None  # stored column
 
 
 @dataclass(frozen=True)
 class TermSource:
-    """Where terms and the values of columns come from.
+    """Where terms and the values of columns come from."""
 
-    Parameters
-    ----------
-    values : callable
-        Returns the distinct texts of a stored column.
-    known : callable
-        Returns the names of all ontologies, and other prefixes of ids with the ontology that has them.
-    read : callable
-        Reads an ontology by its name.
-    """
-
-    values: Callable[[str], Sequence[str]]
+    values: Callable[[str], Sequence[str]]  # returns the distinct texts of a stored column
+    # Returns the names of all ontologies, and other prefixes of ids with the ontology that has them.
     known: Callable[[], dict[str, str]]
-    read: Callable[[str], Terms]
+    read: Callable[[str], Terms]  # reads an ontology by its name
 
     def find(self, columns: TermColumns, ontology: str | None = None, term: str = "") -> Terms:
         """Return the terms of the ontologies of a column, or of the named one.
 
-        Parameters
-        ----------
-        columns : TermColumns
-            The columns.
-        ontology : str or None
-            Name; None takes those of the column in CELLxGENE's schema and those of its ids.
-        term : str
-            What is asked for, whose id decides where nothing else does.
-
-        Raises
-        ------
-        QueryError
-            If there is no such ontology, none is known for the column, or the term is an id of another one.
+        `ontology` None takes those of the column in CELLxGENE's schema and those of its ids. `term` is what is asked
+        for, whose id decides where nothing else does. An id of an ontology that is not among the chosen ones is
+        refused.
         """
         known = {name.casefold(): of for name, of in self.known().items()}
         if ontology is not None:
@@ -477,31 +408,15 @@ class TermSource:
 
 @dataclass(frozen=True)
 class Expansion:
-    """What `under` means in one column: the values with which cells are kept.
-
-    Parameters
-    ----------
-    columns : TermColumns
-        Where.
-    roots : tuple of str
-        The terms that were asked for.
-    n_terms : int
-        How many terms are under them, those included.
-    version : str
-        Ontologies with their releases.
-    ids, labels : tuple of str
-        Values of the columns; a label counts for cells without an id.
-    notes : tuple of str
-        What became of deprecated ids.
-    """
+    """What `under` means in one column: the values with which cells are kept."""
 
     columns: TermColumns
-    roots: tuple[str, ...]
-    n_terms: int
-    version: str
-    ids: tuple[str, ...]
-    labels: tuple[str, ...]
-    notes: tuple[str, ...]
+    roots: tuple[str, ...]  # the terms that were asked for
+    n_terms: int  # how many terms are under them, those included
+    version: str  # ontologies with their releases
+    ids: tuple[str, ...]  # values of the column of ids
+    labels: tuple[str, ...]  # values of the column of labels; a label counts for cells without an id
+    notes: tuple[str, ...]  # what became of deprecated ids
 
     def describe(self) -> str:
         """Return one line with the terms, the version of the ontology, and the values that are matched."""
@@ -517,13 +432,7 @@ class Expansion:
 
 
 def expand(columns: TermColumns, under: Under, source: TermSource) -> Expansion:
-    """Find the values of columns that are under a term.
-
-    Raises
-    ------
-    QueryError
-        If the term does not exist, is ambiguous, of another ontology, or deprecated without a replacement.
-    """
+    """Find the values of columns that are under a term."""
     terms = source.find(columns, under.ontology, under.term)
     match = find_term(terms, under.term)
     if not under.part_of and terms.joins_parts:
@@ -550,10 +459,8 @@ def expand(columns: TermColumns, under: Under, source: TermSource) -> Expansion:
 def find_term(terms: Terms, text: str) -> Match:
     """Return the term of a name or id; of several ontologies, one of each.
 
-    Raises
-    ------
-    QueryError
-        If there is none (near matches are listed), several of one ontology have the name, or it is deprecated without a replacement.
+    A message lists near matches where there is none. A name that several terms of one ontology have, and an id that is
+    deprecated without a replacement, are refused.
     """
     match = terms.find(text)
     if match.kind == "deprecated":

@@ -174,11 +174,6 @@ class Checker(Generic[P]):
     """Collector of the problems of one file or store; the base class of each validator's state.
 
     A place is anything whose ``str`` is its path in the file.
-
-    Parameters
-    ----------
-    problems : Problems
-        The problems found so far.
     """
 
     rules: ClassVar[Mapping[str, Rule]] = {}
@@ -221,16 +216,10 @@ def _foreign_reason(error: BaseException) -> str:
 
 
 def rules_page(head: str, rules: Iterable[Rule], columns: Mapping[str, Callable[[Rule], str]]) -> str:
-    """Return a reference page of all rules, as Markdown.
+    """Return a reference page of all rules as Markdown, with `head` above the table.
 
-    Parameters
-    ----------
-    head : str
-        Text above the table.
-    rules : iterable of Rule
-        One row each.
-    columns : mapping of str to callable
-        Title -> text of a rule, for the columns between the level of a rule and its sentence.
+    `columns` maps the titles of the columns between the level of a rule and its sentence to functions that return their
+    text.
     """
     rows = [("rule", "level", *columns, "requirement, and fix"), ("---",) * (len(columns) + 3)]
     for rule in rules:

@@ -147,13 +147,7 @@ def asset_tables() -> tuple[str, ...]:
 
 
 def answer(name: str) -> Callable[..., Any]:
-    """Return the function of a wing that the core calls by this name.
-
-    Raises
-    ------
-    MissingExtraError
-        If no wing has it.
-    """
+    """Return the function of a wing that the core calls by this name; only wings of this package are asked."""
     for wing in built_in_wings():
         if name in wing.answers:
             found: Callable[..., Any] = resolve_name(wing.answers[name])
@@ -162,14 +156,9 @@ def answer(name: str) -> Callable[..., Any]:
 
 
 def lazy_attributes(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module's ``__getattr__`` that imports its public names when they are first used, so that importing the module stays light.
+    """Return a module's ``__getattr__`` that imports its public names when they are first used.
 
-    Parameters
-    ----------
-    module : str
-        Its name.
-    homes : mapping of str to str
-        Public name -> module that has it.
+    Importing the module thus stays light. `homes` maps a public name to the module that has it.
     """
 
     def get(name: str) -> Any:  # noqa: ANN401  (a module attribute is any object)

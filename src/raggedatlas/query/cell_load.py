@@ -34,31 +34,11 @@ def assign_files(
 ) -> NDArray[np.object_]:
     """Return the part of each cell, parts of a cell that is in several joined by ``+``, None for cells without one.
 
-    Parameters
-    ----------
-    config : mapping
-        The file, read.
-    catalog : Catalog
-        Whose datasets the file names.
-    dataset, perturbation, cell_type : (n,) str
-        Of each cell, in the order of the files.
-    datasets : mapping of str to sequence of str, or None
-        Name in the file -> datasets of the atlas.
-    control : str
-        Perturbation of control cells.
-    seed : int
-        For controls that are not shared.
-    shared : bool
-        Whether controls of a cell type that is held out, or of which perturbations are, are in training too and in all of its parts.
-    path : str
-        Of the file, for messages.
-
-    Raises
-    ------
-    SourceError
-        For a file of another form.
-    QueryError
-        For a dataset that is not found.
+    `config` is the file, read, and `path` its name for messages. `dataset`, `perturbation` and `cell_type` are columns
+    of the same cells. `datasets` maps a name in the file to datasets of the atlas; other names are looked up, see
+    `_find_datasets`. `control` is the perturbation of control cells. `shared` tells whether controls of a cell type
+    that is held out, or of which perturbations are, are in training too and in all of its parts; `seed` is for controls
+    that are not shared. A file of another form raises `SourceError`.
     """
     training, zeroshot, fewshot = (_section(config, name, path) for name in SECTIONS)
     names = [*dict.fromkeys([*training, *(key.split(".")[0] for key in (*zeroshot, *fewshot))])]

@@ -45,26 +45,14 @@ _UID_CHARS = 16
 
 @dataclass(frozen=True)
 class Cells:
-    """Selected cells with some of their columns, and the places in arrays that their pointers lead to.
+    """Selected cells with some of their columns, and the places in arrays that their pointers lead to."""
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        One row per cell; stored columns.
-    dataset_code : (n_cells,) int32
-        Position of each cell's dataset among those of `columns`.
-    columns : Columns
-        The columns and datasets of the atlas.
-    rank : pyarrow.Table
-        Columns that a search adds: distance or score of each cell; no columns without a search.
-    places : mapping of str to (start, end, valid)
-        Pointer column -> entries of each cell, and whether it has any pointer there.
-    """
-
-    table: pa.Table
-    dataset_code: NDArray[np.int32]
-    columns: Columns
+    table: pa.Table  # one row per cell; stored columns
+    dataset_code: NDArray[np.int32]  # (n_cells,): position of each cell's dataset among those of `columns`
+    columns: Columns  # the columns and datasets of the atlas
+    # distance or score of each cell; no columns without a search
     rank: pa.Table = field(default_factory=lambda: pa.table({}))
+    # pointer column -> start and end of the entries of each cell, and whether it has any pointer there
     places: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = field(default_factory=dict)
 
     @classmethod
@@ -162,13 +150,7 @@ def cell_columns(catalog: Catalog) -> Columns:
 
 
 def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the stored names of the requested metadata columns; None requests all.
-
-    Raises
-    ------
-    QueryError
-        For an unknown column or a pointer column.
-    """
+    """Return the stored names of the requested metadata columns, without ids and `dataset`; None requests all."""
     if asked is None:
         return tuple(metadata_columns(columns.schema))
     pointers = pointer_columns(columns.schema)
@@ -195,22 +177,9 @@ def read_cells(
 ) -> Cells:
     """Read the cells that the filters keep, in table order; cells of datasets without a record are invisible.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At a version.
-    spec : QuerySpec
-        Its filters are used here.
-    columns : Columns
-        What may be named.
-    more : sequence of str
-        Stored columns to read in addition to the ids.
-    pointers : sequence of str
-        Pointer columns to read.
-    bounded : bool
-        Whether to read in the least memory, and names of cells only where `more` asks for them.
-    ids : (k,) uint64, or None
-        Stable row ids: read these cells only, which the filters keep, in this order.
+    Of `spec` only the filters are used. `more` are stored columns to read in addition to the ids. `bounded` reads in
+    the least memory, and names of cells only where `more` asks for them. `ids`, (k,), are stable row ids: only these
+    cells are read, all of which the filters keep, in this order.
     """
     pointers = [name for name in pointers if name in pointer_columns(columns.schema)]
     wanted = list(dict.fromkeys([*(() if bounded else ("uid", "cell_name")), *more]))
@@ -241,22 +210,11 @@ def walk_cells(
     *,
     n_rows: int | None = None,
 ) -> Generator[Cells, None, None]:
-    """Walk over the cells that the filters keep, a block at a time, as they are stored; those of datasets without a record are left out.
+    """Walk over the cells that the filters keep, a block at a time, as they are stored.
 
-    Parameters
-    ----------
-    tables : Tables
-        At a version, so that it can be walked over again.
-    spec : QuerySpec
-        Its filters are used here.
-    columns : Columns
-        What may be named.
-    wanted : sequence of str
-        Stored columns to read; `ROW_ID` comes with them.
-    pointers : sequence of str
-        Pointer columns to read.
-    n_rows : int or None
-        At least so many rows make a block, but the last; None takes `BLOCK_CELLS`.
+    Cells of datasets without a record are left out, and there is at least one block, which may be empty. `tables` are
+    at a version, so that they can be walked over again. `ROW_ID` comes with the stored columns `wanted`. A block, but
+    the last, has at least `n_rows` rows; None takes `BLOCK_CELLS`.
     """
     parts = [part for name in pointers for part in pointer_parts(columns.schema, name)]
     asked = list(dict.fromkeys([*wanted, DATASET_UID, *parts]))
@@ -354,12 +312,7 @@ def find_cells(catalog: Catalog, conditions: Sequence[str | Mapping[str, Any] | 
 
 
 def column_vectors(cells: Cells, column: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the vectors of a column that was read, and a mask of the cells that have one.
-
-    Returns
-    -------
-    tuple of (n_valid, width) array and (n_cells,) bool
-    """
+    """Return the vectors of a column that was read, (n_valid, width), and a mask of the cells that have one."""
     stored = cells.table.column(column).combine_chunks()
     valid: NDArray[np.bool_] = stored.is_valid().to_numpy(zero_copy_only=False)
     flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False)
@@ -367,21 +320,10 @@ def column_vectors(cells: Cells, column: str) -> tuple[NDArray[Any], NDArray[np.
 
 
 def choose_rows(tables: Tables, spec: QuerySpec, columns: Columns) -> tuple[NDArray[np.uint64], int]:
-    """Find the cells that a sample or a limit chooses, in their order.
+    """Find the cells that a sample or a limit chooses, in their order, for a query without a search.
 
-    Parameters
-    ----------
-    tables : Tables
-        At a version.
-    spec : QuerySpec
-        With a sample or a limit, and without a search.
-    columns : Columns
-        What may be named.
-
-    Returns
-    -------
-    (k,) uint64, int
-        Stable row ids, and how many cells were looked at to choose them, 0 only where there are none.
+    `tables` are at a version. Returns stable row ids, and how many cells were looked at to choose them, 0 only where
+    there are none.
     """
     wanted = [*needed_columns(spec, columns), *(["uid"] if spec.sample is not None else [])]
     # Order and limit choose among the sampled cells, so they wait until all of these are known.
@@ -427,13 +369,7 @@ def needed_columns(spec: QuerySpec, columns: Columns) -> tuple[str, ...]:
 
 
 def sample_rows(cells: Cells, sample: Sample) -> NDArray[np.int64]:
-    """Sample cells by a hash of uid and seed, so that the result does not depend on compaction or filter order.
-
-    Returns
-    -------
-    (k,) int64
-        Rows, ascending.
-    """
+    """Sample cells by a hash of uid and seed, so that neither compaction nor filter order matters; the rows ascend."""
     key = hash_uids(uid_bytes(cells.table.column("uid")), sample.seed)
     if sample.by is None:
         if sample.n < len(key):
@@ -490,13 +426,7 @@ def _each(byte: int) -> np.uint64:
 
 
 def group_codes(values: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
-    """Encode the values of a column as codes; null is a group.
-
-    Returns
-    -------
-    (codes, values)
-        (n,) int64 into the values, which come in order of first appearance.
-    """
+    """Encode the values of a column as codes, and return these and the values, in order of first appearance; null is a group."""
     encoded = values.combine_chunks()
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode(null_encoding="encode")
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -529,30 +459,14 @@ def order_rows(cells: Cells, order: Sequence[tuple[str, bool]]) -> NDArray[np.in
 
 @dataclass(frozen=True)
 class LazyTable:
-    """The part of `pyarrow.Table` that the `obs` of a plan needs; text and numbers are read from the cell table on access.
+    """The part of `pyarrow.Table` that the `obs` of a plan needs; text and numbers are read from the cell table on access."""
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Its columns with their facts.
-    tables : Tables
-        At a version.
-    where : str or None
-        A condition that all cells meet.
-    ids : range or (n_cells,) uint64
-        Stable row ids of the cells, in order; mostly they are all of a range.
-    stored : mapping of str to str
-        Column -> its name in the cell table.
-    held : mapping of str to pyarrow.ChunkedArray
-        Columns held in memory: small ones, and those that no table stores.
-    """
-
-    schema: pa.Schema
-    tables: Tables
-    where: str | None
-    ids: range | NDArray[np.uint64]
-    stored: Mapping[str, str]
-    held: Mapping[str, pa.ChunkedArray]
+    schema: pa.Schema  # with the facts of the columns
+    tables: Tables  # at a version
+    where: str | None  # a condition that all cells meet
+    ids: range | NDArray[np.uint64]  # (n_cells,): stable row ids of the cells, in order; mostly a range
+    stored: Mapping[str, str]  # column -> its name in the cell table
+    held: Mapping[str, pa.ChunkedArray]  # columns in memory: small ones, and those that no table stores
 
     @property
     def num_rows(self) -> int:

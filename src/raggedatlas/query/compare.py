@@ -70,33 +70,22 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class FeatureRanks:
-    """Statistics of every feature, each (n_features,) float64; NaN where fewer than two cells of a set measured it.
+    """Statistics of every feature, each (n_features,).
 
-    Parameters
-    ----------
-    scores, logfoldchanges, pvals
-        The statistic, log2 of the ratio of means, and the two-sided p-value.
-    fractions : (2, n_features) float64
-        Share of the cells of each set whose value is not zero.
-    normalized : bool
-        Whether values were normalized.
+    Scores and p-values are NaN where fewer than two cells of a set measured it.
     """
 
-    scores: NDArray[np.float64]
-    logfoldchanges: NDArray[np.float64]
-    pvals: NDArray[np.float64]
-    fractions: NDArray[np.float64]
-    normalized: bool = False
+    scores: NDArray[np.float64]  # the statistic
+    logfoldchanges: NDArray[np.float64]  # log2 of the ratio of means
+    pvals: NDArray[np.float64]  # two-sided
+    fractions: NDArray[np.float64]  # (2, n_features): share of the cells of each set whose value is not zero
+    normalized: bool = False  # whether values were normalized
 
     def to_frame(self, var: "pd.DataFrame", kept: NDArray[np.bool_] | None = None) -> "pd.DataFrame":
-        """Return the table as `scanpy.get.rank_genes_groups_df` has it, highest score first; ties in the order of the features.
+        """Return the table as `scanpy.get.rank_genes_groups_df` has it, highest score first, ties in feature order.
 
-        Parameters
-        ----------
-        var : pandas.DataFrame
-            A row for each feature, indexed by the names of the table, with or without the column `symbol`.
-        kept : (n_features,) bool, optional
-            Features of the table, among which p-values are adjusted; all by default.
+        `var` has a row for each feature, indexed by the names of the table, with or without the column `symbol`.
+        `kept`, (n_features,), are the features of the table, among which p-values are adjusted; None takes all.
         """
         import pandas as pd
         from scipy.stats import false_discovery_control
@@ -162,12 +151,7 @@ def describe_values(layer: str, *, normalized: bool) -> str:
 
 
 def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) -> NDArray[np.int8]:
-    """Number the cells by their set: 0 for the group, 1 for the reference, -1 for neither.
-
-    Raises
-    ------
-    QueryError
-        For cells that are not there or in both sets, and sets of fewer than two cells.
+    """Number the cells by their set: 0 for the group, 1 for the reference (None: all others), -1 for neither.
 
     Examples
     --------
@@ -201,18 +185,9 @@ def rank_features(
 ) -> FeatureRanks:
     """Compute the statistics of every feature from blocks of cells.
 
-    Parameters
-    ----------
-    blocks : callable
-        Starts a pass over all cells; ranks of more than `ENTRIES` entries need several.
-    codes : (n_cells,) int8
-        0 or 1 for the set of each cell, -1 for cells that take no part.
-    measured : (2, n_features) int64
-        How many cells of each set measured each feature.
-    n_entries : int
-        At most so many values are not zero.
-    options : CompareOptions
-        How.
+    `blocks` starts a pass over all cells; ranks of more than `ENTRIES` entries need several. `codes`, (n_cells,), is 0
+    or 1 for the set of each cell, -1 for cells that take no part. `measured`, (2, n_features), is how many cells of
+    each set measured each feature. At most `n_entries` values are not zero.
 
     Examples
     --------
@@ -253,14 +228,8 @@ def rank_moments(
 ) -> FeatureRanks:
     """Compare two sets of cells by the sums of their values.
 
-    Parameters
-    ----------
-    moments : Moments
-        Of two groups.
-    measured : (2, n_features) int64
-        How many cells of each set measured each feature.
-    tests : (2, n_features) float64, optional
-        Scores and p-values; those of Welch's t-test by default.
+    `measured`, (2, n_features), is how many cells of each set measured each feature. `tests`, (2, n_features), has
+    scores and p-values; None takes those of Welch's t-test.
 
     Examples
     --------
@@ -301,17 +270,8 @@ _MOMENTS = ("sums", "squares", "nonzero")
 def logarithms(block: Block, *, normalize: bool | None) -> "tuple[csr_array, bool]":
     """Return the first layer of a block, and whether it was normalized.
 
-    Parameters
-    ----------
-    block : Block
-        With all features of its cells.
-    normalize : bool or None
-        As of `CompareOptions`.
-
-    Returns
-    -------
-    (scipy.sparse.csr_array, bool)
-        Log1p of counts per 10,000 in single precision, or the values as they are.
+    The values are log1p of counts per 10,000 in single precision, or as they are. The block must have all features of
+    its cells; `normalize` is that of `CompareOptions`.
 
     Examples
     --------

@@ -159,24 +159,12 @@ def _groups(obs: pa.Table, sizes: NDArray[np.int64], by: Sequence[str], columns:
 
 @dataclass(frozen=True)
 class GroupedCells:
-    """The selected cells of one feature space, in groups.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-        How they are read.
-    space : SpacePlan
-        Its one space.
-    codes : (n_cells,) int64
-        Group of each cell, numbered in the sorted order of the groups; missing values form the last one.
-    obs : pandas.DataFrame
-        A row for each group: its values, and `n_cells`.
-    """
+    """The selected cells of one feature space, in groups."""
 
     plan: ReadPlan
-    space: SpacePlan
-    codes: NDArray[np.int64]
-    obs: "pd.DataFrame"
+    space: SpacePlan  # the only one of the plan
+    codes: NDArray[np.int64]  # (n_cells,): group of each cell, numbered in sorted order; a missing value is last
+    obs: "pd.DataFrame"  # a row for each group: its values, and `n_cells`
 
     def sorted(self) -> "GroupedCells":
         """Return the same cells, read group by group."""
@@ -197,16 +185,7 @@ class GroupedCells:
     ) -> Iterator[T]:
         """Yield what a function makes of each block of cells, their groups, and the number of columns, in order.
 
-        Parameters
-        ----------
-        add : callable
-            Picklable.
-        executor : Executor, Workers or None
-            Whose workers call it.
-        place : Location
-            The atlas.
-        n_bytes : int
-            How much memory what it returns takes at most.
+        The workers of `executor` call `add`, which must be picklable; one result takes at most `n_bytes`.
         """
         space = self.space
         (part,) = space.parts
@@ -223,13 +202,7 @@ class GroupedCells:
 
 
 def plan_layer(spec: QuerySpec, catalog: Catalog, what: str) -> ReadPlan:
-    """Plan to read one layer of one feature space.
-
-    Raises
-    ------
-    QueryError
-        If the query names several layers or feature spaces, or the cells hold more than vectors; `what` names the call.
-    """
+    """Plan to read one layer of one feature space, and refuse a query of several; `what` names the call in messages."""
     if len(spec.layers) > 1:
         raise QueryError(f"{what} reads one layer, the query names {list(spec.layers)}; choose one with layer=...")
     plan = plan_read(spec, catalog)
@@ -255,13 +228,7 @@ def kept_features(spec: QuerySpec, catalog: Catalog, space: SpacePlan) -> NDArra
 
 
 def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str) -> GroupedCells:
-    """Find the groups of the selected cells.
-
-    Raises
-    ------
-    QueryError
-        If the query names several layers or feature spaces; `what` names the call.
-    """
+    """Find the groups of the selected cells; `what` names the call in messages."""
     import pandas as pd
 
     plan = plan_layer(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog, what)

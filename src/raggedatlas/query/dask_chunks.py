@@ -12,9 +12,10 @@ from numpy.typing import DTypeLike
 
 
 class CsrChunk(sp.csr_matrix):
-    """A CSR matrix that reduces as an array does where dask asks for it: ``axis`` is a tuple then, and ``keepdims`` is given.
+    """A CSR matrix that reduces as an array where dask asks for it, with a tuple as ``axis`` and with ``keepdims``.
 
-    SciPy's own do not take ``keepdims``, so dask fails at the first ``x.sum(axis=1)``. Slices, comparisons and products of a chunk are chunks too.
+    SciPy's own do not take ``keepdims``, so dask fails at the first ``x.sum(axis=1)``. Slices, comparisons and products
+    of a chunk are chunks too.
 
     Examples
     --------

@@ -42,12 +42,8 @@ PRESENT = "present/"
 class StoredDataset:
     """The content a dataset was added with, read on access.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip or pinned.
-    records : sequence of DatasetRecord
-        Its groups; the first holds the other elements.
+    `catalog` is at the tip or pinned; `records` are the groups of the dataset, of which the first holds the other
+    elements.
     """
 
     def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
@@ -77,13 +73,7 @@ class StoredDataset:
         return CompositeSource(self._parts(), name=record.name, uri=record.source, format=self._facts[0].format)
 
     def linkable(self) -> "LinkableDataset":
-        """Return a source of the arrays as they are stored in a published atlas.
-
-        Raises
-        ------
-        SourceError
-            If this is not in a published atlas, or cells of it were deleted.
-        """
+        """Return a source of the arrays as they are stored in a published atlas; refused if cells of it were deleted."""
         where = f"{self._records[0].name!r} of {self._catalog.location.uri}"
         if self._catalog.location.server is None:
             raise SourceError(
@@ -225,19 +215,8 @@ class StoredDataset:
 class LinkableDataset(CompositeSource):
     """A dataset of a published atlas, as its arrays are stored there.
 
-    Parameters
-    ----------
-    stored : StoredDataset
-        The dataset.
-    parts : SourceParts
-        Its contents, with the columns of sparse matrices in their stored order.
-
-    Attributes
-    ----------
-    place : Path or Location
-        The published atlas.
-    packed : PublishedFiles
-        Its files.
+    `parts` are its contents, with the columns of sparse matrices in their stored order. The attribute `place` is the
+    published atlas, `packed` its files.
     """
 
     def __init__(self, stored: StoredDataset, parts: SourceParts) -> None:

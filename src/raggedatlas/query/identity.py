@@ -503,13 +503,7 @@ def _table_frame(infos: Sequence[GeneTableInfo]) -> "pd.DataFrame":
 
 
 def links_of_names(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str, str], ...]:
-    """Return a mapping of names of genes as pairs of uids.
-
-    Raises
-    ------
-    FeatureError
-        For unknown and ambiguous genes, and a gene that counts as another one that is mapped itself.
-    """
+    """Return a mapping of names of genes as pairs of uids, sorted; `AS_GIVEN` for an empty one."""
     if not given:
         return AS_GIVEN
     # Without the stored mapping, so that names mean the features themselves and not what they count as.

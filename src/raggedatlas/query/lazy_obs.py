@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def lazy_frame(plan: ReadPlan, space: SpacePlan) -> Dataset:
     """Describe the cells, with the layout that each has in a space; only their uids are in memory.
 
-    Returns
-    -------
-    xarray.Dataset
-        With the dimension ``uid``. AnnData wraps it as it does what `anndata.experimental.read_lazy` reads.
+    The dimension is ``uid``. AnnData wraps it as it does what `anndata.experimental.read_lazy` reads.
     """
     fields = [field for field in plan.obs.schema if field.name != "uid"]
     columns = {field.name: Variable("uid", LazilyIndexedArray(_Column(plan.obs, field))) for field in fields}

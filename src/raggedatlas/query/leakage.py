@@ -26,16 +26,8 @@ def find_leaks(
 ) -> "pd.DataFrame":
     """List what stands in two parts; see `Split.leakage`.
 
-    Parameters
-    ----------
-    query : Query
-        The cells.
-    table : pyarrow.Table
-        Columns that are compared, a row for each cell that has a part.
-    uids, parts : (n,) str, (n,) dictionary
-        The uids of these cells, and their parts.
-    counts : bool
-        Whether to compare values.
+    `table` has the columns that are compared, a row for each cell that has a part; `uids` and `parts` are those of
+    these cells. `counts` tells whether to compare values.
     """
     import pandas as pd
 

@@ -72,18 +72,8 @@ def kept_markers(
 ) -> "pd.DataFrame":
     """Return the markers of all cells of a snapshot: what is kept of it, else computed.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned to the snapshot.
-    layer : str or None
-        Layer; None takes the usual one.
-    options : MarkerOptions
-        Groups.
-    executor : Executor, Workers or None
-        Whose workers compute.
-    keep_in : Catalog or None
-        The tip of the atlas, where to keep what is computed.
+    `catalog` is pinned to the snapshot. `layer` None takes the usual one. `keep_in` is the tip of the atlas, where what
+    is computed is kept; with None nothing is.
     """
     asked = {"form": _FORM, "layer": layer, **asdict(options)}
     kept = read_kept(catalog, asked)

@@ -32,24 +32,12 @@ LEGACY = "data"
 
 @dataclass(frozen=True)
 class SpacePointers:
-    """One feature space as the cell table points into it: its main pointer column and those of single layers.
+    """One feature space as the cell table points into it: its main pointer column and those of single layers."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the main pointer column.
-    space : FeatureSpace
-        The feature space.
-    records : mapping of str to tuple of DatasetRecord
-        Dataset uid -> its groups.
-    is_result : bool
-        Whether a model computed it: it is read where it is named, and never by itself.
-    """
-
-    name: str
+    name: str  # of the main pointer column
     space: FeatureSpace
-    records: Mapping[str, tuple[DatasetRecord, ...]]
-    is_result: bool = False
+    records: Mapping[str, tuple[DatasetRecord, ...]]  # dataset uid -> its groups
+    is_result: bool = False  # computed by a model: read where it is named, and never by itself
 
     @cached_property
     def pointers(self) -> tuple[str, ...]:
@@ -74,22 +62,11 @@ class SpacePointers:
 
 
 def choose_layers(modality: SpacePointers, datasets: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
-    """Choose the layers to read.
+    """Choose the layers to read of the touched datasets.
 
-    Parameters
-    ----------
-    modality : SpacePointers
-        The space.
-    datasets : sequence of str
-        Touched datasets.
-    asked : sequence of str
-        Layers that were asked for; without any, `counts` where every touched dataset has it, else the one they share.
-
-    Raises
-    ------
-    QueryError
-        If a dataset lacks an asked layer, or no single layer is shared; the message lists how many datasets and cells have each layer,
-        and the call that reads the most cells.
+    Without `asked` ones it is `counts` where every dataset has it, else the one they share. Raises `QueryError` if a
+    dataset lacks an asked layer, or no single layer is shared; the message lists how many datasets and cells have each
+    layer, and the call that reads the most cells.
     """
     held = {uid: tuple(modality.layers(uid)) for uid in datasets}
     shared = [layer for layer in next(iter(held.values()), ()) if all(layer in layers for layers in held.values())]
@@ -139,18 +116,8 @@ def plan_parts(
 ) -> tuple[PartPlan, ...]:
     """Plan the groups that each layer is read from; layers stored together in every dataset become one part.
 
-    Parameters
-    ----------
-    modality : SpacePointers
-        The space.
-    datasets : sequence of str
-        Touched datasets; each has every layer.
-    layers : sequence of str
-        What `choose_layers` chose.
-    cells : Cells
-        The chosen cells.
-    catalog : Catalog
-        Whose Zarr store it is. A snapshot keeps what it has opened, so that paths are checked and specs parsed once.
+    Each of the touched `datasets` has every one of the `layers`, see `choose_layers`. A snapshot keeps what it has
+    opened, so that paths are checked and specs parsed once.
     """
     together: dict[tuple[str, ...], list[str]] = {}
     for layer in layers:
@@ -222,21 +189,10 @@ def _plan_groups(
 
 
 def sum_dtype(stored: np.dtype[Any], n: int, largest: int | None = None) -> np.dtype[Any] | None:
-    """Return the smallest dtype, no narrower than that of the values, that holds every sum of n values; of floats, their own.
+    """Return the smallest dtype, no narrower than `stored`, that holds every sum of n values; of floats, their own.
 
-    Parameters
-    ----------
-    stored : numpy dtype
-        Of the values.
-    n : int
-        How many are added up.
-    largest : int, optional
-        Their largest absolute value, where it is known; else that of the dtype.
-
-    Returns
-    -------
-    numpy.dtype or None
-        None where no integer type is wide enough.
+    `largest` is the largest absolute value, where it is known; else that of the dtype counts. None where no integer
+    type is wide enough.
 
     Examples
     --------
@@ -257,16 +213,9 @@ def sum_dtype(stored: np.dtype[Any], n: int, largest: int | None = None) -> np.d
 def join_dtypes(
     stored: set[np.dtype[np.generic]], *, nan: bool = False, largest: int | None = None
 ) -> np.dtype[np.generic] | None:
-    """Find the smallest dtype that holds every value of several exactly; None when there is none.
+    """Find the smallest dtype that holds every value of several exactly, and NaN if asked; None when there is none.
 
-    Parameters
-    ----------
-    stored : set of numpy dtype
-        What the groups hold.
-    nan : bool
-        Whether it must also hold NaN.
-    largest : int, optional
-        The largest absolute value of the integers, where it is known; else that of their dtypes.
+    `largest` is the largest absolute value of the integers, where it is known; else that of their dtypes counts.
 
     Examples
     --------
@@ -317,13 +266,7 @@ def read_modalities(catalog: Catalog) -> dict[str, SpacePointers]:
 
 
 def find_modality(known: Mapping[str, SpacePointers], name: str, catalog: Catalog) -> SpacePointers:
-    """Find what a space name means: the pointer column of that name, or the only one that points into the space.
-
-    Raises
-    ------
-    QueryError
-        If nothing, or more than one pointer column, goes by it.
-    """
+    """Find what a space name means: the pointer column of that name, or the only one that points into the space."""
     if name in known:
         return known[name]
     of_space = [m for m in known.values() if m.space.name == name]
@@ -345,31 +288,20 @@ def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
 class FeatureAxis:
     """The columns of a result.
 
-    Parameters
-    ----------
-    features : (n_features,) object array of str
-        Feature uids in column order.
-    column_maps : mapping of str to (n_local,) int64
-        Layout -> column of the result for each local column, -1 where it is left out. Where several columns of a layout are one
-        feature, all but the first have a column from n_features on, which readers add to the feature's own.
-    layouts : tuple of str
-        Layouts that `measured` describes, sorted.
-    measured : (n_layouts, n_features) bool
-        Which columns each of them measured.
-    merged : (n_more,) int64
-        Column of the result to which each column from n_features on is added.
-    added : mapping of str to int
-        Layout -> the largest number of its columns that are added up in one; layouts without such columns are left out.
-    repeated : (k,) int64
-        Columns of the result that are sums in some layout; of features that are kept apart, their columns.
+    `column_maps` is layout -> column of the result for each local column, (n_local,), -1 where it is left out. Where
+    several columns of a layout are one feature, all but the first have a column from n_features on, which readers add
+    to the feature's own.
     """
 
-    features: NDArray[np.object_]
+    features: NDArray[np.object_]  # (n_features,): feature uids in column order
     column_maps: Mapping[str, NDArray[np.int64]]
-    layouts: tuple[str, ...]
-    measured: NDArray[np.bool_]
+    layouts: tuple[str, ...]  # those that `measured` describes, sorted
+    measured: NDArray[np.bool_]  # (n_layouts, n_features): which columns each layout measured
+    # (n_more,): column of the result to which each column from n_features on is added
     merged: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    # layout -> the largest number of its columns that are added up in one; layouts without such columns are left out
     added: Mapping[str, int] = field(default_factory=dict)
+    # (k,): columns of the result that are sums in some layout; of features kept apart, their columns
     repeated: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
@@ -377,19 +309,12 @@ class FeatureAxis:
 class FeatureRows:
     """The features of some layouts as rows of the registry, each as the feature that it counts as.
 
-    Parameters
-    ----------
-    registry : Registry
-        All features of the space.
-    layouts : mapping of str to Layout
-        Layouts by uid.
-    apart : bool
-        Whether columns of one layout that count as one feature keep rows of their own: a feature then counts as itself in a
-        layout that holds the other one too, and of several the first alone takes its place.
+    With `apart`, columns of one layout that count as one feature keep rows of their own: a feature then counts as
+    itself in a layout that holds the other one too, and of several the first alone takes its place.
     """
 
     registry: Registry
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, Layout]  # by uid
     apart: bool = False
 
     @cached_property
@@ -485,25 +410,11 @@ def build_axis(
 ) -> FeatureAxis:
     """Decide the columns of a result.
 
-    Parameters
-    ----------
-    features : FeatureRows
-        Registry and layouts.
-    datasets : sequence of sequence of str
-        For each touched dataset, the layouts that are read of it.
-    main : sequence of str
-        For each touched dataset, the layout of the first layer; `measured` speaks of these.
-    join : "union", "intersection" or int
-        Keep features that any, every, or at least so many touched datasets measured.
-    drop : bool
-        Whether to leave out, of the features that `join` keeps, those that not every touched dataset measured.
-    asked : sequence of str or None
-        Feature uids in the order of the result; None takes all in the order of their global index.
-
-    Returns
-    -------
-    Axis
-        Asked features that nobody measured stay under ``"union"`` without `drop`, unmeasured.
+    For each touched dataset, `datasets` has the layouts that are read of it, and `main` the layout of the first layer,
+    which `measured` is about. `join` keeps features that any, every, or at least so many touched datasets measured;
+    `drop` leaves out those that not every one measured. `asked` are feature uids in the order of the result; None takes
+    all in the order of their global index. Asked features that nobody measured stay under "union" without `drop`,
+    unmeasured.
     """
     read_group_rows = {uid: features.rows(uid) for uid in sorted({uid for uids in datasets for uid in uids})}
     uids = features.registry.table.column("uid")
@@ -559,12 +470,10 @@ def _count_datasets(
 
 
 def _number_repeats(maps: Mapping[str, NDArray[np.int64]], n_cols: int) -> tuple[NDArray[np.int64], dict[str, int]]:
-    """Assign columns from `n_cols` on to all but the first of several columns of a layout with the same target; changes `maps`.
+    """Assign columns from `n_cols` on to all but the first of several columns of a layout with the same target.
 
-    Returns
-    -------
-    (merged, added)
-        As in `FeatureAxis`. Layouts share the columns: the second of a feature has the same number in all of them.
+    Changes `maps`, and returns `merged` and `added` of `FeatureAxis`. Layouts share the columns: the second of a
+    feature has the same number in all of them.
     """
     first = np.empty(n_cols, np.int64)
     found: list[tuple[str, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
@@ -601,10 +510,10 @@ def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_c
 
 
 def make_var(space: SpacePlan, catalog: Catalog, names: FeatureNames) -> VarTable:
-    """Describe the columns of a space: named by feature id where these are all known and unique, else by uid; or by symbol.
+    """Describe the columns of a space, named by feature id where all are known and unique, else by uid; or by symbol.
 
-    The names are in the first column, as of `frame_to_arrow`; the others are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
-    Spaces without features number their columns.
+    The names are in the first column, as of `frame_to_arrow`; the others are those of the registry: `uid`, `symbol`,
+    `global_index`, `aliases` joined by ``|``, and the others. Spaces without features number their columns.
     """
 
     def build() -> pa.Table:

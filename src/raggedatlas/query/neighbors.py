@@ -12,22 +12,15 @@ _BLOCK_VALUES = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Neighbors:
-    """Rows near some vectors, nearest first; equal distances in row order.
+    """Rows near some vectors, nearest first; equal distances in row order."""
 
-    Parameters
-    ----------
-    rows : (q, k) int64
-        Row numbers, -1 where there are fewer than k.
-    distances : (q, k) float64
-        Squared Euclidean distance, one minus the cosine, or one minus the dot product; NaN where there is no row.
-    """
-
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64]  # (q, k): row numbers, -1 where there are fewer than k
+    # (q, k): squared Euclidean, one minus the cosine, or one minus the dot product; NaN where there is no row
     distances: NDArray[np.float64]
 
 
 def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Return one minus the cosine or the dot product of vectors ``(q, width)`` and rows ``(n, width)``, as ``(q, n)`` float64.
+    """Return one minus the cosine or the dot product of vectors, (q, width), and rows, (n, width), as (q, n).
 
     A vector of zeros has no direction: its distances under ``cosine`` are NaN.
 
@@ -77,24 +70,11 @@ def exact_neighbors(
     among: NDArray[np.int64] | None = None,
     without: NDArray[np.int64] | None = None,
 ) -> Neighbors:
-    """Compare vectors with every row, or with some, in bounded memory.
+    """Compare vectors, (q, width), with every row, or with some, in bounded memory.
 
-    Parameters
-    ----------
-    read : callable
-        Row numbers, ascending -> these rows, ``(n, width)``.
-    n_rows : int
-        How many rows there are.
-    vectors : (q, width) float64
-        What is looked for.
-    k : int
-        Rows for each.
-    metric : {"l2", "cosine", "dot"}
-        Distance.
-    among : (n,) int64 or None
-        Row numbers, ascending; None takes all.
-    without : (q,) int64 or None
-        A row that each vector is not to find, -1 for none.
+    `read` takes ascending row numbers and returns these rows, (n, width). `k` is the number of rows for each vector.
+    `metric` is "l2", "cosine" or "dot". `among`, (n,), are ascending row numbers; None takes all `n_rows`. `without`,
+    (q,), is a row that each vector is not to find, -1 for none.
 
     Notes
     -----

@@ -69,8 +69,8 @@ def to_anndata(plan: ReadPlan, max_bytes: int | None = None) -> "ad.AnnData":
 def to_mudata(plan: ReadPlan, max_bytes: int | None = None) -> "md.MuData":
     """Read the spaces of a plan from `plan_elements` into a MuData, one modality each; see `Query.to_mudata`.
 
-    Every modality holds the cells that have it, in the order of the result, with the same columns of `obs` as the result;
-    `obsmap` holds for each cell of the result its row in a modality, from 1, and 0 where it lacks it.
+    Every modality holds the cells that have it, in the order of the result, with the same columns of `obs` as the
+    result; `obsmap` holds for each cell of the result its row in a modality, from 1, and 0 where it lacks it.
     """
     members = [space for part in plan.modalities.values() for space in (part.single(), *part.obsm.values())]
     check_size([*members, *plan.results.values()], max_bytes)
@@ -104,13 +104,7 @@ def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
 
 
 def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> None:
-    """Estimate the bytes of a result, an upper bound, and refuse what is too large.
-
-    Raises
-    ------
-    LimitError
-        Naming the estimate and the ways out.
-    """
+    """Refuse a result whose bytes, estimated as an upper bound, exceed `max_bytes`; None takes the memory of the machine."""
     estimate, limit = sum(int(space.row_bytes().sum()) for space in spaces), max_bytes
     if limit is None:
         try:
@@ -136,14 +130,8 @@ def make_anndata(
 ) -> "ad.AnnData":
     """Put what was read of one space, or what will read it, into an AnnData.
 
-    Parameters
-    ----------
-    plan : ReadPlan
-        From `plan_elements`, with one space.
-    obs : pandas.DataFrame, or xarray.Dataset for lazy columns
-        The cells.
-    layers, obsm : mapping of str to arrays
-        By name; the first layer of the plan becomes X.
+    `plan` is from `plan_elements`, with one space. `obs` is an `xarray.Dataset` for lazy columns. The first layer of
+    the plan becomes X.
     """
     import anndata as ad
 
@@ -327,8 +315,9 @@ def write(
 ) -> str:
     """Write a query to a file; see `Query.write`.
 
-    In memory are one block of values, one column of the cells' metadata, where they lie, and the metadata of features; workers read at
-    most `BLOCKS_AHEAD` blocks ahead of those that are written. A failed write leaves nothing under the name.
+    In memory are one block of values, one column of the cells' metadata, where they lie, and the metadata of features;
+    workers read at most `BLOCKS_AHEAD` blocks ahead of those that are written. A failed write leaves nothing under the
+    name.
     """
     suffix, multimodal = as_path(path).suffix, as_path(path).suffix == ".h5mu"
     names = None

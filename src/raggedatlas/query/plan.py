@@ -78,28 +78,10 @@ def plan_read(
 ) -> ReadPlan:
     """Turn a query into a plan: which cells, which columns, from which arrays.
 
-    Parameters
-    ----------
-    spec : QuerySpec
-        What is asked.
-    catalog : Catalog
-        At a version.
-    spaces : sequence of str or None
-        Feature spaces to read; None takes those that the query names, or the usual one.
-    deferred : bool
-        Whether the columns of `obs` may wait until they are asked for, in a `LazyTable`.
-
-    Returns
-    -------
-    ReadPlan
-        Its cells are those chosen that have at least one of the spaces; all where no space is read.
-
-    Raises
-    ------
-    QueryError
-        For unknown columns, spaces and layers, clashing dtypes or widths.
-    FeatureError
-        For unknown, ambiguous or repeated features.
+    The cells are those chosen that have at least one of the spaces; all where no space is read. `spaces` None takes
+    those that the query names, or the usual one. `deferred` lets the columns of `obs` wait until they are asked for, in
+    a `LazyTable`. Raises `QueryError` for unknown columns, spaces and layers, and clashing dtypes or widths, and
+    `FeatureError` for unknown, ambiguous or repeated features.
     """
     layouts = read_ahead(catalog)
     known = read_modalities(catalog)
@@ -137,12 +119,9 @@ def plan_spaces(
     results: Sequence[ResultRecord],
     cells: Cells,
 ) -> tuple[dict[str, SpacePlan], dict[str, SpacePlan]]:
-    """Plan the spaces and results of cells, which were read with their pointers and the vectors of results that lie in the cell table.
+    """Plan the spaces and the results of cells, and return both by name.
 
-    Returns
-    -------
-    (dict of str to SpacePlan, dict of str to SpacePlan)
-        Spaces, and results, by name.
+    The cells were read with their pointers and the vectors of results that lie in the cell table.
     """
     known = read_modalities(catalog)
     asked = requested_features(spec, chosen)
@@ -183,24 +162,11 @@ def plan_spaces(
 
 
 def plan_elements(plan: ReadPlan, catalog: Catalog, *, multimodal: bool = False) -> ReadPlan:
-    """Add to a plan what an AnnData or MuData holds besides values: `obsm` of the datasets, colors, and `var`.
+    """Add to a plan of `plan_read` what an AnnData or MuData holds besides values: `obsm`, colors, and `var`.
 
-    Outputs read the returned plan without the catalog. Plans for batches and training do without: members of `obsm` of sparse
-    spaces take one more read of the cell table.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-        From `plan_read`.
-    catalog : Catalog
-        At the version of the plan.
-    multimodal : bool
-        Plan each space as a modality of a MuData, of the cells that have it, instead of one space as an AnnData.
-
-    Raises
-    ------
-    QueryError
-        For an AnnData of several spaces, or of none.
+    Outputs read the returned plan without the catalog. Plans for batches and training do without: members of `obsm` of
+    sparse spaces take one more read of the cell table. `multimodal` plans each space as a modality of a MuData, of the
+    cells that have it, instead of one space as an AnnData.
     """
     if not multimodal and len(plan.spaces) != 1:
         raise QueryError(
@@ -234,11 +200,9 @@ def plan_rows(
 ) -> tuple[Cells, "pa.Table | LazyTable"]:
     """Choose the cells of a query, and read some pointers and further columns with them.
 
-    Returns
-    -------
-    (Cells, pyarrow.Table or LazyTable)
-        The cells with what was read of them, and their `obs`: `uid`, `cell_name`, `dataset`, the asked columns with their
-        facts, and what a search found. Only a pinned catalog lets columns wait: the tip may change before they are read.
+    Returns the cells with what was read of them, and their `obs`: `uid`, `cell_name`, `dataset`, the asked columns with
+    their facts, and what a search found. Only a pinned catalog lets columns wait (`deferred`): the tip may change
+    before they are read.
     """
     deferred = deferred and catalog.tables.pinned is not None
     metadata = metadata_names(columns, spec.obs)
@@ -285,10 +249,8 @@ def pin_cells(catalog: Catalog) -> Catalog:
 def obs_schema(cells: Cells, metadata: Sequence[str]) -> tuple[pa.Schema, dict[str, str], dict[str, pa.ChunkedArray]]:
     """Put the metadata of cells under the names of their files.
 
-    Returns
-    -------
-    (pyarrow.Schema, dict of str to str, dict of str to pyarrow.ChunkedArray)
-        The columns of `obs` in order, with their facts; what those that the cell table has are called there; and the others.
+    Returns the columns of `obs` in order, with their facts; the stored names of those that the cell table has; and the
+    other columns.
     """
     columns, rank = cells.columns, cells.rank
     fields = [pa.field("uid", pa.string()), pa.field("cell_name", pa.string()), pa.field(DATASET, _DATASET_TYPE)]
@@ -554,23 +516,11 @@ def _joined_dtype(
 
 
 def plan_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, SpacePlan]:
-    """Plan the members of `obsm` that a result has.
+    """Plan the members of `obsm` that a result has: name -> a plan with the layer `VALUES`.
 
-    Parameters
-    ----------
-    plan : ReadPlan
-        For the cells.
-    space : SpacePlan
-        The space in X; for multimodal files, `obsm` of its modality is used.
-    catalog : Catalog
-        At the version of the plan.
-
-    Returns
-    -------
-    dict of str to SpacePlan
-        Name -> a plan with the layer `VALUES`. These are dense matrices that have the same width in every dataset of the result
-        that has one of the name; cells of the others have NaN. Names for which that does not hold, or whose types have no
-        common one that is exact, are left to the datasets.
+    `space` is the one in X; for multimodal files, `obsm` of its modality is used. Members are dense matrices that have
+    the same width in every dataset of the result that has one of the name; cells of the others have NaN. Names for
+    which that does not hold, or whose types have no common one that is exact, are left to the datasets.
     """
     part = space.parts[0]
     used = np.unique(part.code[part.code >= 0]).tolist()
@@ -652,13 +602,9 @@ def _rows_of(
 def plan_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object_]]:
     """Return ``<column>_colors`` for every categorical column of a result whose colors are known and agree.
 
-    The colors of the newest annotation of a column come first. Where two datasets of the result have different colors for one category,
-    the column has none. Other categories take the color of the first dataset of the atlas that has one.
-
-    Returns
-    -------
-    dict of str to (n_categories,) object array
-        One for each category that occurs, in the order of the categories.
+    There is one color for each category that occurs, in the order of the categories. The colors of the newest
+    annotation of a column come first. Where two datasets of the result have different colors for one category, the
+    column has none. Other categories take the color of the first dataset of the atlas that has one.
     """
     datasets = group_by_dataset(read_records(catalog))
     names = {records[0].name or uid: uid for uid, records in datasets.items()}

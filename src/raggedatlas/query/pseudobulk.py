@@ -42,27 +42,13 @@ _PARTIAL_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class _SampleSums:
-    """Sums of some groups, as a sparse matrix with two values an entry.
+    """Sums of some groups, as a sparse matrix with two values an entry."""
 
-    Parameters
-    ----------
-    groups : (k,) int64
-        The groups, ascending.
-    bounds : (k + 1,) int64
-        Where the entries of each begin, and where the last ones end.
-    columns : (n,) int32
-        Columns of the entries, ascending in each group.
-    sums : (n,) int32 or int64
-        Their sums.
-    nonzero : (n,) int32
-        How many cells have a value other than zero.
-    """
-
-    groups: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    columns: NDArray[np.int32]
-    sums: NDArray[Any]
-    nonzero: NDArray[np.int32]
+    groups: NDArray[np.int64]  # (k,): ascending
+    bounds: NDArray[np.int64]  # (k + 1,): where the entries of each group begin, and where the last ones end
+    columns: NDArray[np.int32]  # (n,): columns of the entries, ascending in each group
+    sums: NDArray[Any]  # (n,) int32 or int64
+    nonzero: NDArray[np.int32]  # (n,): how many cells have a value other than zero
 
     @classmethod
     def of(
@@ -157,8 +143,8 @@ def _add_sorted(parts: Iterable[_SampleSums], n_cols: int) -> list[_SampleSums]:
 def _add_any(parts: Iterable[_SampleSums], n_groups: int, n_cols: int) -> list[_SampleSums]:
     """Return the sums of all groups, of blocks of cells in any order.
 
-    As in a log-structured merge tree: a matrix is added to another of its size, so that each entry is added a few times however many blocks
-    there are, and what is in memory is about the result.
+    As in a log-structured merge tree: a matrix is added to another of its size, so that each entry is added a few times
+    however many blocks there are, and what is in memory is about the result.
     """
     levels: list[_SampleSums] = []
     for part in parts:
@@ -305,12 +291,8 @@ def _constant_columns(
 def check_design(obs: "pd.DataFrame", columns: Sequence[str]) -> list[str]:
     """Return what a table of samples does not allow to tell apart, a line each.
 
-    Parameters
-    ----------
-    obs : pandas.DataFrame
-        A row for each sample, with `measured_share` where it is known.
-    columns : sequence of str
-        What is to be compared or adjusted for.
+    `obs` has a row for each sample, with `measured_share` where it is known; `columns` are what is to be compared or
+    adjusted for.
 
     Examples
     --------

@@ -34,15 +34,9 @@ BLOCK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class InMemoryRows(ArrayReader):
-    """Rows that are already in memory, in place of a stored array; `read_group_rows` reads either.
+    """Rows that are already in memory, in place of a stored array; `read_group_rows` reads either."""
 
-    Parameters
-    ----------
-    values : (n, width) array
-        The rows.
-    """
-
-    values: NDArray[Any] = field(kw_only=True, repr=False, compare=False)
+    values: NDArray[Any] = field(kw_only=True, repr=False, compare=False)  # (n, width)
 
     @classmethod
     def of(cls, values: NDArray[Any], location: Location) -> "InMemoryRows":
@@ -60,46 +54,22 @@ def read_group_rows(reader: ArrayReader, rows: NDArray[np.int64]) -> NDArray[Any
 
 @dataclass(frozen=True)
 class ColumnCopy:
-    """The column-sorted copy of a sparse group, of which the layers of a part are all there.
+    """The column-sorted copy of a sparse group, of which the layers of a part are all there."""
 
-    Parameters
-    ----------
-    row_indptr : ArrayReader
-        Bounds of the rows in the group's own arrays, ``csr/indptr``.
-    indptr, indices : ArrayReader
-        Bounds of the columns in the copy, and the row of every entry.
-    layers : mapping of str to ArrayReader
-        Values, by layer.
-    """
-
-    row_indptr: ArrayReader
-    indptr: ArrayReader
-    indices: ArrayReader
-    layers: Mapping[str, ArrayReader]
+    row_indptr: ArrayReader  # bounds of the rows in the group's own arrays, `csr/indptr`
+    indptr: ArrayReader  # bounds of the columns in the copy
+    indices: ArrayReader  # row of every entry
+    layers: Mapping[str, ArrayReader]  # values
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """One Zarr group of a part.
+    """One Zarr group of a part."""
 
-    Parameters
-    ----------
-    path : str
-        The group's path in the Zarr store.
-    layout_uid : str
-        Its feature list; empty for spaces without features.
-    indices : ArrayReader or None
-        Columns of the entries; None for dense groups.
-    layers : mapping of str to ArrayReader
-        Values, by layer.
-    copy : ColumnCopy or None
-        Where the group has one.
-    """
-
-    path: str
-    layout_uid: str
-    indices: ArrayReader | None
-    layers: Mapping[str, ArrayReader]
+    path: str  # in the Zarr store
+    layout_uid: str  # its feature list; empty for spaces without features
+    indices: ArrayReader | None  # columns of the entries; None for dense groups
+    layers: Mapping[str, ArrayReader]  # values
     copy: ColumnCopy | None = None
 
     @property
@@ -113,26 +83,16 @@ class GroupPlan:
 class PartPlan:
     """Layers of one space that share their entries in every dataset, so that indices are read once for all.
 
-    Parameters
-    ----------
-    layers : tuple of str
-        Their names.
-    groups : tuple of GroupPlan
-        All groups that contain rows.
-    code : (n_cells,) int32
-        Group of each cell; -1 for none.
-    start, end : (n_cells,) int64
-        Entries (sparse) or rows (dense) of the cell in its group's arrays; equal where it has none.
-    group_of : mapping of str to (n_datasets + 1,) int32
-        Pointer column -> the group into which it points, by the position of a cell's dataset among those of the atlas; -1 where it is
-        none of them. By it the places of other cells are found; parts of a plan do without.
+    `group_of` is pointer column -> the group into which it points, (n_datasets + 1,), by the position of a cell's
+    dataset among those of the atlas; -1 where it is none of them. By it the places of other cells are found; parts of a
+    plan do without.
     """
 
     layers: tuple[str, ...]
-    groups: tuple[GroupPlan, ...]
-    code: NDArray[np.int32]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
+    groups: tuple[GroupPlan, ...]  # all that contain rows
+    code: NDArray[np.int32]  # (n_cells,): group of each cell; -1 for none
+    start: NDArray[np.int64]  # (n_cells,): entries (sparse) or rows (dense) of the cell in its group's arrays
+    end: NDArray[np.int64]  # (n_cells,): equal to `start` where the cell has no group
     group_of: Mapping[str, NDArray[np.int32]] = field(default_factory=dict)
 
     def take(self, rows: NDArray[np.int64]) -> "PartPlan":
@@ -161,54 +121,26 @@ class PartPlan:
 
 @dataclass(frozen=True)
 class SpacePlan:
-    """What is read of one feature space, and onto which columns.
+    """What is read of one feature space, and onto which columns."""
 
-    Parameters
-    ----------
-    name : str
-        The requested name: a feature space or a pointer column.
-    space : FeatureSpace
-        Its definition.
-    features : (n_features,) object array of str
-        Feature uids in column order; empty for spaces without features.
-    n_cols : int
-        Columns of the result; 0 where rows have more than one axis.
-    layouts : tuple of str
-        Layouts of the touched datasets, sorted.
-    measured : (n_layouts, n_features) bool
-        Which columns each layout measured, after corrections of the registry.
-    column_maps : mapping of str to (n_local,) int64
-        Layout -> column of the result for each local column, -1 where it is left out; from `n_cols` on, a column that is
-        added to another one, see `merged`.
-    parts : tuple of PartPlan
-        The layers.
-    dtypes : mapping of str to numpy dtype
-        Layer -> dtype of the result.
-    layout_code : (n_cells,) int32
-        Position of each cell's layout in `layouts`; -1 where the cell lacks the space or it has no features.
-    present : (n_cells,) bool
-        Whether the cell has this space.
-    nan : bool
-        Whether unmeasured values are NaN, else zero.
-    merged : (n_more,) int64
-        Column of the result to which each column from `n_cols` on is added while reading.
-    repeated : (k,) int64
-        Columns of the result that are sums in some layout; of features that are kept apart, their columns.
-    """
-
-    name: str
+    name: str  # as requested: a feature space or a pointer column
     space: FeatureSpace
-    features: NDArray[np.object_]
-    n_cols: int
-    layouts: tuple[str, ...]
+    features: NDArray[np.object_]  # (n_features,): uids in column order; empty for spaces without features
+    n_cols: int  # columns of the result; 0 where rows have more than one axis
+    layouts: tuple[str, ...]  # of the touched datasets, sorted
+    # (n_layouts, n_features): columns that each layout measured, after corrections of the registry
     measured: NDArray[np.bool_]
+    # layout -> column of the result for each local column, -1 where it is left out; from `n_cols` on, see `merged`
     column_maps: Mapping[str, NDArray[np.int64]]
     parts: tuple[PartPlan, ...]
-    dtypes: Mapping[str, np.dtype[np.generic]]
+    dtypes: Mapping[str, np.dtype[np.generic]]  # layer -> dtype of the result
+    # (n_cells,): position of each cell's layout in `layouts`; -1 where the cell lacks the space or it has no features
     layout_code: NDArray[np.int32]
-    present: NDArray[np.bool_]
-    nan: bool = False
+    present: NDArray[np.bool_]  # (n_cells,): whether the cell has this space
+    nan: bool = False  # whether unmeasured values are NaN, else zero
+    # (n_more,): column of the result to which each column from `n_cols` on is added while reading
     merged: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    # (k,): columns of the result that are sums in some layout; of features kept apart, their columns
     repeated: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
@@ -252,12 +184,7 @@ class SpacePlan:
         return np.unique(column_map[(column_map >= 0) & (column_map < self.n_cols)])
 
     def row_bytes(self) -> NDArray[np.int64]:
-        """Estimate the bytes of each row in the result: an upper bound, reached when no column is left out.
-
-        Returns
-        -------
-        (n_cells,) int64
-        """
+        """Estimate the bytes of each row in the result, (n_cells,): an upper bound, reached when no column is left out."""
         total = np.zeros(len(self.present), np.int64)
         for part in self.parts:
             width = sum(self.dtypes[layer].itemsize for layer in part.layers)
@@ -276,12 +203,7 @@ class SpacePlan:
         return total
 
     def work_bytes(self) -> NDArray[np.int64]:
-        """Estimate the bytes that reading each row takes: what is decoded of the widest part, and the row in the result.
-
-        Returns
-        -------
-        (n_cells,) int64
-        """
+        """Estimate the bytes that reading each row takes, (n_cells,): what is decoded of the widest part, and the row in the result."""
         decoded = np.zeros(len(self.present), np.int64)
         for part in self.parts:
             stored = max((group.entry_bytes for group in part.groups), default=0)
@@ -319,41 +241,22 @@ class VarTable:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """All that a reader needs, without the catalog; picklable for threads and processes.
+    """All that a reader needs, without the catalog; picklable for threads and processes."""
 
-    Parameters
-    ----------
-    obs : pyarrow.Table or LazyTable
-        One row per cell in the order of the result: `uid`, `cell_name`, `dataset`, the asked columns with their facts.
-    spaces : mapping of str to SpacePlan
-        What is read, by name.
-    n_without : int
-        Cells that were chosen but have none of the spaces, and are left out.
-    provenance : mapping of str to str
-        Where this came from: uri, snapshot, label, query.
-    results : mapping of str to SpacePlan
-        Results of models to read as well, with the layer `VALUES`; NaN where a cell has none.
-    obsm : mapping of str to SpacePlan
-        Members of `obsm` that the datasets of the result share, with the layer `VALUES`; see `plan_elements`.
-    colors : mapping of str to (n_categories,) object array
-        ``<column>_colors`` for `uns`.
-    var : VarTable or None
-        The columns of the only space; None in a plan that is not for an AnnData.
-    names : {"id", "symbol"}
-        What names the columns.
-    modalities : mapping of str to ReadPlan
-        In a plan for a MuData, one plan for each space, of the cells that have it.
-    """
-
+    # or a `LazyTable`; a row per cell in the order of the result: uid, cell_name, dataset, the asked columns
     obs: pa.Table
     spaces: Mapping[str, SpacePlan]
-    n_without: int = 0
-    provenance: Mapping[str, str | int] = field(default_factory=dict)
+    n_without: int = 0  # cells that were chosen but have none of the spaces, and are left out
+    provenance: Mapping[str, str | int] = field(default_factory=dict)  # uri, snapshot, label, query, ...
+    # results of models to read as well, with the layer `VALUES`; NaN where a cell has none
     results: Mapping[str, SpacePlan] = field(default_factory=dict)
+    # members of `obsm` that the datasets of the result share, with the layer `VALUES`; see `plan_elements`
     obsm: Mapping[str, SpacePlan] = field(default_factory=dict)
+    # `<column>_colors` for `uns`, (n_categories,) each
     colors: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
-    var: VarTable | None = None
-    names: FeatureNames = "id"
+    var: VarTable | None = None  # the columns of the only space; None in a plan that is not for an AnnData
+    names: FeatureNames = "id"  # what names the columns
+    # for a MuData: one plan for each space, of the cells that have it
     modalities: "Mapping[str, ReadPlan]" = field(default_factory=dict)
 
     @property
@@ -380,13 +283,7 @@ class ReadPlan:
 
 
 def refuse_arrays(space: SpacePlan, what: str) -> None:
-    """Raise if the cells of a space hold more than vectors.
-
-    Raises
-    ------
-    QueryError
-        Naming the way out.
-    """
+    """Raise if the cells of a space hold more than vectors, which is all that `what` can hold."""
     if space.space.rank != 1:
         raise QueryError(
             f"{what} holds one vector per cell, {space.name!r} has arrays of {space.space.rank} axes; read it with .batches(n)."
@@ -407,16 +304,8 @@ def read_batches(plan: ReadPlan, n: int) -> Iterator[Batch]:
 class PartReader:
     """Reads the layers of one part, any cells in any order, any number of times and from any thread.
 
-    Create one in every process: it holds memory maps.
-
-    Parameters
-    ----------
-    space, part : SpacePlan, PartPlan
-        From a plan.
-    threads : int
-        Threads of one call; the result does not depend on them.
-    pool : BufferPool, optional
-        Where the memory of results comes from.
+    Create one in every process: it holds memory maps. `threads` are those of one call; the result does not depend on
+    them. `pool` is where the memory of results comes from.
     """
 
     def __init__(
@@ -439,24 +328,10 @@ class PartReader:
         return in_place and not len(self.space.merged) and not self.space.nan
 
     def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
-        """Read some cells.
+        """Read some cells, by their positions in the plan, in any order; they may repeat.
 
-        Parameters
-        ----------
-        rows : (k,) integers
-            Positions in the plan, any order; they may repeat.
-        sort : bool
-            Whether the columns of every row must ascend; leaving them as stored is faster.
-
-        Returns
-        -------
-        CsrBlock or DenseBlock
-            Layers in their result dtypes; no column twice in a row.
-
-        Raises
-        ------
-        CorruptError
-            If stored bytes are not what was written.
+        `sort` makes the columns of every row ascend; leaving them as stored is faster. Layers come in their result
+        dtypes, and no column is twice in a row.
         """
         space, part = self.space, self.part
         if self._gatherer is None:
@@ -477,14 +352,9 @@ class PartReader:
     ) -> Iterator[tuple[NDArray[np.int64], Block]]:
         """Read all cells of a plan in which none repeats, in order, in runs of bounded size.
 
-        Few features of many cells come from the column-sorted copies where that decodes less.
-
-        Parameters
-        ----------
-        whole : bool
-            Whether the memory of the full result may be allocated at once.
-        n_bytes : int, optional
-            About how much one step takes, instead of `BLOCK_BYTES`.
+        Few features of many cells come from the column-sorted copies where that decodes less. `whole` allows
+        allocating the memory of the full result at once. `n_bytes` is about how much one step takes; None takes
+        `BLOCK_BYTES`.
         """
         n = len(self.space.present)
         chosen, copied = self.column_copies(whole=whole), None
@@ -542,17 +412,9 @@ class SpaceReader:
         return DenseBlock({layer: found[layer] for layer in layers})
 
     def read_batch(self, rows: NDArray[np.int64]) -> SpaceBatch:
-        """Read some cells, in the order given, with what their layouts measured; rows may repeat.
+        """Read some cells, in the order given, with what their layouts measured; `rows` may repeat.
 
-        Parameters
-        ----------
-        rows : (k,) integers
-            Positions in the plan.
-
-        Returns
-        -------
-        SpaceBatch
-            Layers share one pattern of entries: where they differ on disk, entries that a layer lacks are 0.
+        Layers share one pattern of entries: where they differ on disk, entries that a layer lacks are 0.
         """
         space = self.space
         return SpaceBatch(
@@ -667,34 +529,16 @@ _PACKED_BLOCK = 256
 
 @dataclass(frozen=True)
 class _ColumnEntries:
-    """The entries of the selected columns of one group, and the cells that they are of.
+    """The entries of the selected columns of one group, and the cells that they are of."""
 
-    Parameters
-    ----------
-    path : str
-        The group, for messages.
-    copy : ColumnCopy
-        Its column-sorted copy.
-    here : (n,) int64
-        Positions of its cells in the plan, ascending.
-    columns : (k,) int64
-        Columns of the result, ascending.
-    starts, ends : (k,) int64
-        Entries of these columns in the copy.
-    places : (n_entries,) int32
-        Position in `here` of the cell of every entry; -1 where it is not selected.
-    counts : (n,) int64
-        Number of entries of each cell.
-    """
-
-    path: str
+    path: str  # the group, for messages
     copy: ColumnCopy
-    here: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    places: NDArray[np.int32]
-    counts: NDArray[np.int64]
+    here: NDArray[np.int64]  # (n,): positions of its cells in the plan, ascending
+    columns: NDArray[np.int64]  # (k,): columns of the result, ascending
+    starts: NDArray[np.int64]  # (k,): where the entries of these columns begin in the copy
+    ends: NDArray[np.int64]  # (k,)
+    places: NDArray[np.int32]  # (n_entries,): position in `here` of each entry's cell; -1 where not selected
+    counts: NDArray[np.int64]  # (n,): number of entries of each cell
 
 
 def is_one_block(space: SpacePlan) -> bool:
@@ -703,20 +547,12 @@ def is_one_block(space: SpacePlan) -> bool:
 
 
 def choose_column_copies(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[np.int64]]:
-    """Choose the groups whose column-sorted copy is read.
+    """Choose the groups whose column-sorted copy is read, for a plan whose cells do not repeat.
 
-    A group is chosen where the entries of its wanted columns take fewer bytes than those of its wanted rows, counting what
-    is decoded for nothing at both ends of a run: a block of the packed codec, a chunk of others. One that is linked by column is chosen always.
-
-    Parameters
-    ----------
-    space, part : SpacePlan, PartPlan
-        From a plan whose cells do not repeat.
-
-    Returns
-    -------
-    dict of int to (n_local + 1,) int64
-        Positions in ``part.groups``, ascending, and where the columns of the copy begin and end.
+    A group is chosen where the entries of its wanted columns take fewer bytes than those of its wanted rows, counting
+    what is decoded for nothing at both ends of a run: a block of the packed codec, a chunk of others. One that is
+    linked by column is chosen always. Returns positions in `part.groups`, ascending, and where the columns of the copy
+    begin and end, (n_local + 1,) each.
     """
     if not space.sparse or space.nan or all(group.copy is None for group in part.groups):
         return {}
@@ -744,26 +580,10 @@ def choose_column_copies(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[
 def read_column_copies(
     space: SpacePlan, part: PartPlan, chosen: Mapping[int, NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], CsrBlock]:
-    """Read all cells that lie in some groups from the column-sorted copies.
+    """Read all cells that lie in some groups from the column-sorted copies, for a plan whose cells do not repeat.
 
-    Parameters
-    ----------
-    space, part : SpacePlan, PartPlan
-        From a plan whose cells do not repeat.
-    chosen : mapping of int to (n_local + 1,) int64
-        From `choose_column_copies`.
-
-    Returns
-    -------
-    rows : (k,) int64
-        Positions of the cells in the plan, ascending.
-    block : CsrBlock
-        Their rows, columns ascending.
-
-    Raises
-    ------
-    CorruptError
-        If a copy contains a row index out of range, or a row twice in a column.
+    `chosen` is from `choose_column_copies`. Returns the positions of the cells in the plan, ascending, and their rows
+    with ascending columns.
     """
     groups = list(map_groups(lambda one: _find_entries(space, part, *one), [*chosen.items()]))
     taken = np.zeros(len(part.code), bool)
@@ -844,17 +664,8 @@ def _find_entries(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray
 def sum_merged_columns(block: CsrBlock, space: SpacePlan) -> CsrBlock:
     """Add the columns from `n_cols` on to those that they belong to.
 
-    Parameters
-    ----------
-    block : CsrBlock
-        With ``space.n_read`` columns, which ascend in every row if there are columns to add.
-    space : SpacePlan
-        Its plan; the dtypes of its layers hold every sum.
-
-    Returns
-    -------
-    CsrBlock
-        With ``space.n_cols`` columns, ascending as before.
+    `block` has ``space.n_read`` columns, which ascend in every row if there are columns to add; the dtypes of its
+    layers hold every sum. The result has ``space.n_cols`` columns, ascending as before.
     """
     n_cols = space.n_cols
     more = np.flatnonzero(block.indices >= n_cols) if len(space.merged) else np.empty(0, np.int64)

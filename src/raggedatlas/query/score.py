@@ -91,39 +91,19 @@ class ScoreOptions:
 
 @dataclass(frozen=True)
 class GeneSet:
-    """A set of features.
+    """A set of features."""
 
-    Parameters
-    ----------
-    uids : tuple of str
-        Each once.
-    weights : (n,) float64
-        Finite, none is 0.
-    """
-
-    uids: tuple[str, ...]
-    weights: NDArray[np.float64]
+    uids: tuple[str, ...]  # each once
+    weights: NDArray[np.float64]  # (n,): finite, none is 0
 
 
 @dataclass(frozen=True)
 class SetScores:
-    """Scores the cells of a batch; picklable.
+    """Scores the cells of a batch; picklable."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Of the sets.
-    weights : (n_features, n_sets) csc_array of float64
-        Weight of each column of the batch in each set.
-    kept : (n_features,) bool
-        Which columns count.
-    options : ScoreOptions
-        How.
-    """
-
-    names: tuple[str, ...]
-    weights: "csc_array"
-    kept: NDArray[np.bool_]
+    names: tuple[str, ...]  # of the sets
+    weights: "csc_array"  # (n_features, n_sets): weight of each column of the batch in each set
+    kept: NDArray[np.bool_]  # (n_features,): which columns count
     options: ScoreOptions
 
     def __call__(self, batch: Batch) -> dict[str, NDArray[np.float64]]:
@@ -215,24 +195,12 @@ def rank_shares(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Return what each entry adds to the area under a recovery curve.
 
-    A feature of rank r adds ``max(n_top - r, 0)``. Equal values share the mean of what their ranks add, which is what ranks in random order give
-    on average, so the result does not depend on the order of the features.
+    A feature of rank r adds ``max(n_top - r, 0)``. Equal values share the mean of what their ranks add, which is what
+    ranks in random order give on average, so the result does not depend on the order of the features.
 
-    Parameters
-    ----------
-    values : (n_cells, n_features) csr_array
-        Without explicit zeros.
-    n_measured, n_top : (n_cells,) int64
-        Number of features that were ranked, and of those that are looked at.
-
-    Returns
-    -------
-    shares : (n_entries,) float64
-        What each entry adds beyond a zero.
-    zero_share : (n_cells,) float64
-        What each zero adds.
-    varies : (n_cells,) bool
-        Whether there is more than one value, and none is NaN.
+    `values`, (n_cells, n_features), have no explicit zeros; `n_measured` and `n_top`, (n_cells,), are the numbers of
+    features that were ranked and that are looked at. Returns what each entry adds beyond a zero, (n_entries,); what
+    each zero adds, (n_cells,); and whether a cell has more than one value and no NaN, (n_cells,).
 
     Examples
     --------
@@ -296,14 +264,7 @@ def score(
 
 
 def weigh_members(name: object, given: Any, options: ScoreOptions) -> dict[str, float]:  # noqa: ANN401  (what a user gives)
-    """Return the weight of each name of a set.
-
-    Raises
-    ------
-    ArgumentError
-        If it is something else than names, or names with numbers.
-    QueryError
-        If it is empty, a weight is 0 or not finite, or the method knows no weights.
+    """Return the weight of each name of a set; of names alone, 1.
 
     Examples
     --------
@@ -338,20 +299,7 @@ def weigh_members(name: object, given: Any, options: ScoreOptions) -> dict[str, 
 
 
 def find_sets(given: Mapping[str, Mapping[str, float]], registry: Registry, unknown: Unmatched) -> dict[str, GeneSet]:
-    """Find the features that the names of sets mean.
-
-    Raises
-    ------
-    FeatureError
-        Naming unknown and ambiguous names.
-    QueryError
-        If two names of a set mean one feature and have different weights.
-
-    Warns
-    -----
-    UserWarning
-        Naming unknown names that are left out.
-    """
+    """Find the features that the names of sets mean; with `unknown` "skip", names that the atlas does not know are left out with a warning."""
     names = [*dict.fromkeys(name for members in given.values() for name in members)]
     if unknown == "skip" and (lost := {*registry.resolve(names).unknown}):
         shown = ", ".join(repr(name) for name in [name for name in names if name in lost][:_MOST_NAMED])

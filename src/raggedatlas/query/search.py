@@ -66,23 +66,10 @@ def make_search(query: Any, column: str, k: int, metric: str, catalog: Catalog) 
 def search_columns(
     search: Search, columns: Columns, known: Mapping[str, SpacePointers], vectors: Mapping[str, ResultRecord]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stored columns and pointer columns that a search needs.
+    """Return the stored columns and the pointer columns that a search needs.
 
-    Parameters
-    ----------
-    search : Search
-        What is asked.
-    columns : Columns
-        Of the cell table.
-    known : mapping of str to Modality
-        Feature spaces.
-    vectors : mapping of str to ResultRecord
-        Results in the cell table; they are read as they are compared.
-
-    Raises
-    ------
-    QueryError
-        If the column is unknown, or cannot be searched in that way.
+    `known` are the feature spaces, `vectors` the results in the cell table; the latter need none, as they are read when
+    they are compared. Raises `QueryError` if the column is unknown, or cannot be searched in that way.
     """
     text = isinstance(search.query, str)
     if text and (search.column in known or search.column in vectors) and not _UID.fullmatch(str(search.query)):
@@ -115,10 +102,7 @@ def search_columns(
 def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, known: Mapping[str, SpacePointers]) -> Cells:
     """Keep the best cells of a search, best first; ties in table order.
 
-    Returns
-    -------
-    Cells
-        With the column ``search_distance`` (vectors) or ``search_score`` (text).
+    `rank` of the cells gets the column ``search_distance`` (vectors) or ``search_score`` (text).
     """
     search, vectors = spec.search, vector_results(catalog)
     assert search is not None
@@ -134,18 +118,10 @@ def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, known: Mapping[s
 
 
 def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Return the distances of vectors to a query; smaller is nearer, NaN for vectors that are never a neighbor.
+    """Return the distances of vectors, (n, d), to a query, (d,); smaller is nearer, NaN for what is never a neighbor.
 
     These are vectors with a number that is not finite, and under ``cosine`` those of zeros, which have no direction.
-
-    Parameters
-    ----------
-    vectors : (n, d) float
-        Vectors.
-    query : (d,) float64
-        The one.
-    metric : {"l2", "cosine", "dot"}
-        Squared Euclidean distance, one minus the cosine, or one minus the dot product.
+    The distance is squared Euclidean ("l2"), one minus the cosine, or one minus the dot product.
 
     Examples
     --------
@@ -215,13 +191,7 @@ def _nearest_cells(
 def _vector_of(
     uid: str, name: str, catalog: Catalog, columns: Columns, among: SpacePointers | ResultRecord
 ) -> NDArray[np.floating[Any]]:
-    """Read the vector of one cell.
-
-    Raises
-    ------
-    QueryError
-        If there is no such cell, or it has none.
-    """
+    """Read the vector of one cell; raises `QueryError` if there is no such cell, or it has none."""
     only = QuerySpec(filters=(as_filter({"uid": uid}),))
     if isinstance(among, ResultRecord):
         cell = read_cells(catalog, only, columns, (among.column,), ())
@@ -325,10 +295,7 @@ def _best_text(
 def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
     """Score texts by the words of a query that they hold (BM25 over these texts, case-insensitive, no stemming).
 
-    Returns
-    -------
-    (n,) float64
-        0 where a text holds none of the words.
+    The score, (n,), is 0 where a text holds none of the words.
 
     Examples
     --------

@@ -19,103 +19,46 @@ AND = "+"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A reproducible random sample of cells.
+    """A reproducible random sample of cells."""
 
-    Parameters
-    ----------
-    n : int
-        How many, in all or of each group.
-    by : str or None
-        Column whose values are the groups.
-    seed : int
-        Different seeds select different cells.
-    """
-
-    n: int
-    by: str | None = None
+    n: int  # in all, or of each group
+    by: str | None = None  # column whose values are the groups
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A ranked search over cells.
+    """A ranked search over cells."""
 
-    Parameters
-    ----------
-    query : tuple of float, or str
-        A vector, or text.
-    column : str
-        A cell column, or an embedding.
-    k : int
-        At most this many cells.
-    metric : {"l2", "cosine", "dot"}
-        Distance of vectors.
-    """
-
-    query: tuple[float, ...] | str
-    column: str
-    k: int = 10
-    metric: str = "l2"
+    query: tuple[float, ...] | str  # a vector, or text
+    column: str  # a cell column, or an embedding
+    k: int = 10  # at most this many cells
+    metric: str = "l2"  # "l2", "cosine" or "dot"
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySpec:
-    """All conditions of a query; rows are selected by filter, search, sample, order and limit, in this sequence.
+    """All conditions of a query; rows are selected by filter, search, sample, order and limit, in this sequence."""
 
-    Parameters
-    ----------
-    filters : tuple of Filter
-        All must hold.
-    search, sample : Search or Sample, or None
-        Which of the cells.
-    order : tuple of (str, bool)
-        Columns, and whether each descends.
-    limit : int or None
-        At most this many cells; 0 means none.
-    spaces : tuple of str, or None
-        Feature spaces; empty for no values, None for the usual one.
-    features : tuple of (str or None, tuple of str)
-        Feature space (None for the usual one) and names in the asked order.
-    join : "union", "intersection" or int
-        Which features a result over several datasets has; an int asks for at least so many datasets.
-    layers : tuple of str
-        Layers in the asked order; empty for the usual one.
-    obs : tuple of str, or None
-        Metadata columns; None for all.
-    missing : {"zero", "nan", "drop"}
-        Fill value of unmeasured features.
-    results : tuple of str
-        Results of models to add to `obsm`.
-    centroids : tuple of (str, str)
-        Geometries whose centroids are added, and their names in `obsm`.
-    identity : str, int or tuple of (str, str)
-        Which features count as the same: `DEFAULT`, `AS_GIVEN`, the label or number of a snapshot, or pairs of uids of genes, of which the
-        first counts as the second.
-    on_merge : {"counts", "sum", "refuse", "apart"}
-        How columns of one dataset that are the same feature are combined.
-    orthologs : str or None
-        Organism as whose genes the one-to-one orthologs of other organisms count.
-    names : {"id", "symbol"}
-        What the features of the result are named by.
-    """
-
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[Filter, ...] = ()  # all must hold
     search: Search | None = None
     sample: Sample | None = None
-    order: tuple[tuple[str, bool], ...] = ()
-    limit: int | None = None
-    spaces: tuple[str, ...] | None = None
+    order: tuple[tuple[str, bool], ...] = ()  # columns, and whether each descends
+    limit: int | None = None  # at most this many cells; 0 means none
+    spaces: tuple[str, ...] | None = None  # empty for no values, None for the usual one
+    # feature space (None for the usual one) and names in the asked order
     features: tuple[tuple[str | None, tuple[str, ...]], ...] = ()
-    join: str | int = "union"
-    layers: tuple[str, ...] = ()
-    obs: tuple[str, ...] | None = None
-    missing: Missing = "zero"
-    results: tuple[str, ...] = ()
-    centroids: tuple[tuple[str, str], ...] = ()
+    join: str | int = "union"  # "union", "intersection", or features that at least so many datasets have
+    layers: tuple[str, ...] = ()  # in the asked order; empty for the usual one
+    obs: tuple[str, ...] | None = None  # metadata columns; None for all
+    missing: Missing = "zero"  # what becomes of features that were not measured
+    results: tuple[str, ...] = ()  # results of models to add to `obsm`
+    centroids: tuple[tuple[str, str], ...] = ()  # geometries whose centroids are added, and their names in `obsm`
+    # what counts as the same: `DEFAULT`, `AS_GIVEN`, label or number of a snapshot, or gene uids: first as second
     identity: str | int | tuple[tuple[str, str], ...] = DEFAULT
-    on_merge: OnMerge = "counts"
-    orthologs: str | None = None
-    names: FeatureNames = "id"
+    on_merge: OnMerge = "counts"  # how columns of one dataset that are the same feature are combined
+    orthologs: str | None = None  # organism as whose genes the one-to-one orthologs of other organisms count
+    names: FeatureNames = "id"  # what the features of the result are named by
 
     def to_dict(self) -> dict[str, Any]:
         """Return every part in JSON's types; `Query.from_dict` reads them."""
@@ -176,12 +119,7 @@ def _to_json(value: Any) -> Any:  # noqa: ANN401  (a part of a query)
 
 
 def flatten_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
-    """Return names that were passed one by one or as one list.
-
-    Raises
-    ------
-    QueryError
-        If there are none, or something else is among them.
+    """Return names that were passed one by one or as one list; there must be one at least.
 
     Examples
     --------
@@ -197,12 +135,7 @@ def flatten_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
 
 
 def check_count(call: str, n: object) -> int:
-    """Read a number of cells.
-
-    Raises
-    ------
-    QueryError
-        If it is not an integer, or negative.
+    """Read a number of cells: a whole number from 0 on, not a bool.
 
     Examples
     --------

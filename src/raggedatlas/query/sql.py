@@ -58,26 +58,9 @@ _COLUMN = re.compile(r"\bc\d+\b")
 
 
 def run_sql(catalog: Catalog, statement: str) -> pa.RecordBatchReader:
-    """Answer a statement on a snapshot; see `AtlasView.sql`.
+    """Answer a statement on the snapshot to which `catalog` is pinned; see `AtlasView.sql`.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned to the snapshot.
-    statement : str
-        One statement that reads.
-
-    Returns
-    -------
-    pyarrow.RecordBatchReader
-        The rows, computed as they are read.
-
-    Raises
-    ------
-    QueryError
-        If it is no such statement, or DuckDB refuses it; the latter also while rows are read.
-    MissingExtraError
-        If DuckDB is not installed.
+    Rows are computed as they are read, so that `QueryError` for what DuckDB refuses may come from the reader too.
     """
     duckdb = _duckdb()
     # DuckDB runs on threads of its own and closes the connection with the last reader.
@@ -136,14 +119,7 @@ def _line(error: Exception) -> str:
 class _Views:
     """The views of a snapshot that a statement names; a view is made where the statement has its name.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        Pinned.
-    connection : duckdb.DuckDBPyConnection
-        Where they are defined.
-    failed : list of AtlasError
-        Gets what goes wrong where DuckDB reads cells.
+    `failed` gets what goes wrong where DuckDB reads cells.
     """
 
     def __init__(self, catalog: Catalog, connection: "duckdb.DuckDBPyConnection", failed: list[AtlasError]) -> None:
@@ -321,10 +297,11 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 
 class _CellDataset(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """The table of cells as DuckDB scans it: the columns that a statement needs, in bounded memory, as ``c0``, ``c1``, ...
+    """The table of cells as DuckDB scans it: columns that a statement needs, in bounded memory, as ``c0``, ``c1``, ...
 
-    DuckDB names the columns of the result, and not those that only the filter has. Lance would evaluate that filter, but takes none for tables with
-    columns of some types; so these columns are read too, which their plain names tell, and Arrow evaluates it.
+    DuckDB names the columns of the result, and not those that only the filter has. Lance would evaluate that filter,
+    but takes none for tables with columns of some types; so these columns are read too, which their plain names tell,
+    and Arrow evaluates it.
     """
 
     def __init__(self, catalog: Catalog, columns: Columns, names: Sequence[str], failed: list[AtlasError]) -> None:

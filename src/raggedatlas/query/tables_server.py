@@ -32,22 +32,11 @@ _NA_INTEGER = -(2**31)
 
 
 class TablesServer(ThreadedServer):
-    """Server of a snapshot on loopback, usable as a context manager.
+    """Server of a snapshot on loopback, usable as a context manager; port 0 picks a free one.
 
-    Requests are POSTs of a JSON object to ``<url><name>``: ``info``, ``datasets``, ``features`` (``space``), ``cells`` (``where``, ``limit``),
-    ``expression`` (``where``, ``features``, ``layer``, ``space``, ``limit``), and ``close``, which stops the server.
-
-    Parameters
-    ----------
-    view : AtlasView
-        The snapshot.
-    port : int
-        Port; 0 picks a free one.
-
-    Raises
-    ------
-    StoreError
-        If the port is in use.
+    Requests are POSTs of a JSON object to ``<url><name>``: ``info``, ``datasets``, ``features`` (``space``), ``cells``
+    (``where``, ``limit``), ``expression`` (``where``, ``features``, ``layer``, ``space``, ``join``, ``limit``), and
+    ``close``, which stops the server. Raises `StoreError` if the port is in use.
 
     Examples
     --------
@@ -194,8 +183,10 @@ def _matrix(found: "AnnData") -> bytes:
 def encode(parts: Mapping[str, Any]) -> bytes:
     r"""Return frames, and mappings of arrays, as a head in JSON and columns behind it.
 
-    4 bytes, the length of the head (little-endian); the head, ``{part: {"n_rows": n, "columns": [{"name", "n", "type", "levels"}]}}``; then all columns
-    one behind the other: ``double`` 8 bytes a value, ``integer``, ``logical``, ``factor`` and ``text`` 4, of which the last two count from 1 in the levels.
+    4 bytes, the length of the head (little-endian); the head,
+    ``{part: {"n_rows": n, "columns": [{"name", "n", "type", "levels"}]}}``; then all columns one behind the other:
+    ``double`` 8 bytes a value, ``integer``, ``logical``, ``factor`` and ``text`` 4, of which the last two count from 1
+    in the levels.
 
     Examples
     --------

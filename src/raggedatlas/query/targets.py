@@ -9,21 +9,10 @@ GENES = "gene_expression"
 
 
 def target_labels(catalog: Catalog, values: Iterable[str], separator: str | None = None) -> dict[str, str]:
-    """Return one label for all values that name the same targets.
+    """Return one label for all values that name the same targets: value -> the symbols of its targets, sorted.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        Whose genes, and which of them count as the same, decide.
-    values : iterable of str
-        Names of genes as `Query.features` takes them; what names no gene, or several, stays as it is.
-    separator : str or None
-        What stands between the targets of a combination, whose order does not count.
-
-    Returns
-    -------
-    dict of str to str
-        Value -> the symbols of its targets, sorted.
+    The genes of the atlas, and which of them count as the same, decide; what names no gene, or several, stays as it is.
+    `separator` stands between the targets of a combination, whose order does not count.
     """
     parts = {value: [value] if separator is None else value.split(separator) for value in values}
     names = [*dict.fromkeys(name for some in parts.values() for name in some if name)]

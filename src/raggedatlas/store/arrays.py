@@ -59,12 +59,7 @@ def product(sizes: Iterable[int]) -> int:
 def check_shapes(
     path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard: tuple[int, ...] | None = None
 ) -> None:
-    """Refuse shapes that are no shapes, do not fit each other, or need an absurd shard index.
-
-    Raises
-    ------
-    CorruptError, LimitError
-    """
+    """Refuse shapes that are no shapes, do not fit each other, or need an absurd shard index."""
     for sizes, least in ((shape, 0), (chunk, 1), (shard if shard is not None else chunk, 1)):
         # `isinstance` would take the `true` of JSON, a bool, for an integer.
         valid = all(type(size) is int and size >= least for size in sizes)
@@ -84,12 +79,7 @@ def check_shapes(
 
 
 def check_chunk_bytes(path: str, n_bytes: int) -> None:
-    """Refuse chunks that decode to more than `MAX_CHUNK_BYTES`.
-
-    Raises
-    ------
-    LimitError
-    """
+    """Refuse chunks that decode to more than `MAX_CHUNK_BYTES`."""
     if n_bytes > MAX_CHUNK_BYTES:
         raise LimitError(
             f"{path} declares chunks of {n_bytes:,} bytes; at most {MAX_CHUNK_BYTES:,} are read. "
@@ -106,49 +96,22 @@ _INDEX_CODECS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What must be known of a stored array to read it; kept in the datasets table, so opening costs no request.
+    """What must be known of a stored array to read it; kept in the datasets table, so opening costs no request."""
 
-    Parameters
-    ----------
-    path : str
-        Path of the array below the Zarr store.
-    shape : tuple of int
-        Shape of the array.
-    dtype : str
-        One of `raggedatlas.store.codecs.DTYPES`.
-    chunk_shape : tuple of int
-        Shape of what is decoded at once (the inner chunk of a shard).
-    shard_shape : tuple of int or None
-        Shape of one stored object; None where the array is not sharded in a way that is read directly.
-    codecs : str
-        JSON list of the codecs of one chunk (of the array where `shard_shape` is None).
-    fill_value : str
-        JSON of the value of elements that are not stored.
-    within : Span or None
-        Where the array's only shard is, if it is part of a larger file.
-    largest : int or None
-        The largest absolute value of an array of 64-bit integers; None where it is not known. It is no part of the array's metadata.
-    linked : Link or None
-        Where the bytes are, if they stay in a file outside of the atlas. Then `chunk_shape` and `codecs` are those of this file: of HDF5,
-        filters are written as the Zarr codecs that do the same.
-
-    Raises
-    ------
-    LimitError
-        If a chunk or a shard index would take absurd memory.
-    CorruptError
-        If the shapes do not fit each other.
-    """
-
-    path: str
+    path: str  # below the Zarr store
     shape: tuple[int, ...]
-    dtype: str
-    chunk_shape: tuple[int, ...]
+    dtype: str  # one of `DTYPES`
+    chunk_shape: tuple[int, ...]  # of what is decoded at once (the inner chunk of a shard)
+    # Shape of one stored object; None where the array is not sharded in a way that is read directly.
     shard_shape: tuple[int, ...] | None
+    # JSON list of the codecs of one chunk (of the array where `shard_shape` is None), or `COLUMNS_CODEC`.
     codecs: str
-    fill_value: str = "0"
-    within: Span | None = None
+    fill_value: str = "0"  # JSON of the value of elements that are not stored
+    within: Span | None = None  # where the array's only shard is, if it is part of a larger file
+    # Largest absolute value of an array of 64-bit integers, None where not known; no part of the array's metadata.
     largest: int | None = field(default=None, compare=False)
+    # Where the bytes are, if they stay in a file outside of the atlas. Then `chunk_shape` and `codecs` are those of
+    # this file: of HDF5, filters are written as the Zarr codecs that do the same.
     linked: Link | None = None
 
     def __post_init__(self) -> None:
@@ -212,15 +175,7 @@ class ArraySpec:
 
     @classmethod
     def from_json(cls, text: str) -> "ArraySpec":
-        """Read the JSON of `to_json`.
-
-        Raises
-        ------
-        CorruptError
-            If the text is no such description.
-        LimitError, SchemaError, SourceError
-            If it declares absurd sizes, or a type or codec that is not read.
-        """
+        """Read the JSON of `to_json`."""
         try:
             data = json.loads(text)
             for key in ("shape", "chunk_shape", "shard_shape"):
@@ -243,22 +198,7 @@ class ArraySpec:
 
     @classmethod
     def open(cls, location: Location, path: str) -> "ArraySpec":
-        """Read the spec of a stored array from its ``zarr.json``.
-
-        Parameters
-        ----------
-        location : Location
-            The Zarr store.
-        path : str
-            Path of the array below it.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such array.
-        CorruptError, LimitError, SourceError
-            If its metadata does not parse, declares absurd sizes, or names a refused codec.
-        """
+        """Read the spec of a stored array from its ``zarr.json``; `path` is below the Zarr store `location`."""
         text = location.read_bytes(f"{path}/zarr.json")
         try:
             metadata = json.loads(text)
@@ -357,29 +297,11 @@ class ArrayWriter:
 
     The ``zarr.json`` comes last, so an unfinished array is none.
 
-    Parameters
-    ----------
-    location : Location
-        The Zarr store.
-    path : str
-        Path of the array below it; every part is checked before the first write.
-    dtype : dtype
-        Element type, one of `raggedatlas.store.codecs.DTYPES`.
-    row_shape : tuple of int
-        Shape of one row; empty for a 1-D array.
-    profile : str
-        Codec profile.
-    chunk_rows, shard_rows : int, optional
-        Rows of a chunk and of a shard; a shard is rounded up to whole chunks. By default as the profile says for 1-D
-        arrays (``standard``: 4,096 and 4 Mi elements), about 64 KiB and 4 Mi elements of others. An array smaller than
-        one shard gets one shard (and chunk) of exactly its size.
-
-    Raises
-    ------
-    NameRefusedError, StoreError
-        If the path is refused.
-    SchemaError
-        If the dtype cannot be stored.
+    `path` is below the Zarr store `location`; every part of it is checked before the first write. `row_shape` is empty
+    for a 1-D array. `shard_rows` is rounded up to whole chunks. By default a chunk and a shard of a 1-D array have as
+    many elements as the profile says (``standard``: 4,096 and 4 Mi), those of others about 64 KiB and 4 Mi elements. An
+    array smaller than one shard gets one shard of as many chunks as it needs, and an array smaller than one chunk a
+    chunk of exactly its size.
 
     Examples
     --------
@@ -431,15 +353,7 @@ class ArrayWriter:
     def behind(self, send: BackgroundWriter | None) -> Self:
         """Write shards and metadata in the background; they are complete when the context of `send` ends.
 
-        Parameters
-        ----------
-        send : BackgroundWriter or None
-            Used from the thread that appends and closes; None writes on that thread from now on.
-
-        Returns
-        -------
-        ArrayWriter
-            This one.
+        `send` is used from the thread that appends and closes; None writes on that thread from now on.
         """
         self._send = send
         return self
@@ -452,36 +366,18 @@ class ArrayWriter:
     def checksums(self, path: str) -> dict[str, str]:
         """Wait until all shards are written, and return what a record holds of the array.
 
-        Parameters
-        ----------
-        path : str
-            Path of the array below its group.
-
-        Returns
-        -------
-        dict
-            The path -> `checksum`; the folder of the shards -> `raggedatlas.store.shards.hash_shards` of them.
+        The result maps `path`, that of the array below its group, to `checksum`, and the folder of its shards to
+        `hash_shards` of them.
         """
         if self._send is not None:
             self._send.join()
         return {path: self.checksum, shards_path(path): hash_shards(self._hashed)}
 
     def append(self, values: NDArray[Any], breaks: NDArray[np.int64] | None = None) -> None:
-        """Append rows.
+        """Append rows of the array's dtype, or of one that it holds exactly.
 
-        Parameters
-        ----------
-        values : (k, *row_shape)
-            Rows of the array's dtype, or of one that it holds exactly.
-        breaks : (b,) int64, optional
-            Places in `values` where rows of a matrix begin, ascending: packed blocks that follow them are smaller.
-
-        Raises
-        ------
-        SchemaError
-            If the shape or dtype does not fit.
-        StoreError
-            If the writer is closed or a shard cannot be written.
+        `breaks` are the places in `values`, ascending, where rows of a matrix begin: packed blocks that follow them are
+        smaller.
         """
         self._refuse_closed()
         values = np.asarray(values)
@@ -505,13 +401,7 @@ class ArrayWriter:
             self._take(values[start : start + step], inside - start)
 
     def promote(self, dtype: DTypeLike) -> None:
-        """Rewrite what was written so far in a wider element type, shard by shard, exactly.
-
-        Raises
-        ------
-        SchemaError
-            If the wider type cannot hold every value of the narrower one.
-        """
+        """Rewrite what was written so far in a wider element type, shard by shard, exactly."""
         self._refuse_closed()
         new = np.dtype(dtype).newbyteorder("=")
         if self.dtype == new:
@@ -542,12 +432,8 @@ class ArrayWriter:
     def close(self, *, listed: bool = False, bundle: Bundle | None = None) -> ArraySpec:
         """Write the last shard and the metadata; return the spec of the array.
 
-        Parameters
-        ----------
-        listed : bool
-            The metadata of the group describe the array (see `describe_group`), so it gets none of its own.
-        bundle : Bundle or None
-            Where an array of one small shard is put instead, with metadata of its own.
+        `listed` says that the metadata of the group describe the array (see `describe_group`), so it gets none of its
+        own. An array of one small shard is put into `bundle` instead, with metadata of its own.
         """
         self._refuse_closed()
         self._open = False
@@ -658,19 +544,8 @@ class ArrayWriter:
 def create_group(location: Location, path: str, attributes: Mapping[str, Any] | None = None) -> None:
     """Write the metadata of a Zarr v3 group and of the groups above it, where they are missing.
 
-    Parameters
-    ----------
-    location : Location
-        The Zarr store.
-    path : str
-        Slash-separated path of the group; the empty string is the root.
-    attributes : mapping, optional
-        Attributes of the group itself; they replace those of an existing group.
-
-    Raises
-    ------
-    NameRefusedError
-        If a part of the path is not a plain name.
+    `path` is slash-separated, below the Zarr store `location`; the empty string is the root. `attributes` are those of
+    the group itself, and replace those of an existing group.
     """
     parts = path.split("/") if path else []
     location.child(*parts)
@@ -698,18 +573,8 @@ def describe_group(
 ) -> None:
     """Write the metadata of one group and of all arrays and groups below it, which need none of their own, as one file.
 
-    Parameters
-    ----------
-    location : Location
-        The Zarr store.
-    path : str
-        Path of the group.
-    attributes : mapping
-        Attributes of the group.
-    specs : mapping of str to ArraySpec
-        Path below the group -> array.
-    kept : mapping or None
-        Path below the group -> metadata that are listed too.
+    `location` is the Zarr store. Keys of `specs` and `kept` are paths below the group; `kept` has metadata that are
+    listed too.
     """
     location.write_bytes(f"{path}/zarr.json", group_metadata(attributes, specs, kept))
 
@@ -739,30 +604,15 @@ def listed_nodes(specs: Mapping[str, ArraySpec]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GroupMetadata:
-    """The metadata of one group.
-
-    Parameters
-    ----------
-    attributes : dict
-        Its attributes.
-    listed : dict or None
-        Path below the group -> metadata of an array or group; None where each has a file of its own.
-    """
+    """The metadata of one group."""
 
     attributes: dict[str, Any]
+    # Path below the group -> metadata of an array or group; None where each has a file of its own.
     listed: dict[str, Any] | None
 
 
 def read_group(location: Location, path: str) -> GroupMetadata:
-    """Read the metadata of one group.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such group.
-    CorruptError
-        If its metadata is not that of a Zarr v3 group.
-    """
+    """Read the metadata of one group."""
     text = location.read_bytes(f"{path}/zarr.json" if path else "zarr.json")
     try:
         metadata = json.loads(text)

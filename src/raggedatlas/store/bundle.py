@@ -39,10 +39,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 class Bundle:
     """Collects small files in memory, and writes them as one; any thread may add files until then.
 
-    Parameters
-    ----------
-    folder : str
-        Path of the folder below the Zarr store.
+    `folder` is a path below the Zarr store.
 
     Examples
     --------
@@ -64,17 +61,10 @@ class Bundle:
         return Bundle, (self.folder,), {"sha256": self.sha256, "n_bytes": self.n_bytes, "spans": self.spans}
 
     def add(self, files: Mapping[str, Buffers]) -> dict[str, Span] | None:
-        """Add files together.
+        """Add files together, or none of them if they are too large.
 
-        Parameters
-        ----------
-        files : mapping of str to bytes-like, or list of these
-            Path below the Zarr store, within the folder -> content.
-
-        Returns
-        -------
-        dict or None
-            Where each will be; None, and nothing is added, if they are too large.
+        Keys of `files` are paths below the Zarr store, within the folder. Returns where each will be; None where
+        nothing was added.
         """
         contents = {path: joined(data) for path, data in files.items()}
         size = sum(len(data) for data in contents.values())
@@ -86,13 +76,7 @@ class Bundle:
         return added
 
     def write(self, location: Location) -> None:
-        """Write the file, unless it was written already or there is nothing to write, and record its length and SHA-256.
-
-        Parameters
-        ----------
-        location : Location
-            The Zarr store.
-        """
+        """Write the file to the Zarr store, unless it was written or there is nothing to write, and record its length and SHA-256."""
         with self._lock:
             if self.sha256 or not self.spans:
                 return
@@ -124,20 +108,7 @@ def bundle_file(uid: str, facts: BundleFacts) -> str:
 
 
 def member_names(location: Location, file: str) -> list[str] | None:
-    """Return the names of a bundle's members; None if its directory is damaged.
-
-    Parameters
-    ----------
-    location : Location
-        The Zarr store.
-    file : str
-        Path below it.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    """
+    """Return the names of the members of a bundle, a file below the Zarr store; None if its directory is damaged."""
     folder, _, name = file.rpartition("/")
     n_bytes = {key: size for key, size, _ in location.child(folder).list_objects()}.get(name, 0)
     try:

@@ -29,19 +29,7 @@ def deflater() -> Any:  # noqa: ANN401  (a module with the functions of zlib)
 def inflate(data: Any, n_bytes: int, *, wrapped: bool = False) -> bytes:  # noqa: ANN401  (any buffer)
     """Decompress a zlib stream that must contain exactly `n_bytes`; never allocates more than that.
 
-    Parameters
-    ----------
-    data : buffer
-        Compressed bytes.
-    n_bytes : int
-        Expected decompressed size, at least 1.
-    wrapped : bool
-        Whether the stream is that of a gzip file.
-
-    Raises
-    ------
-    ValueError
-        If the stream is damaged or contains more or fewer bytes.
+    `n_bytes` is at least 1; `wrapped` says that the stream is that of a gzip file.
 
     Examples
     --------
@@ -74,14 +62,7 @@ def deflate(data: Any, level: int) -> bytes:  # noqa: ANN401  (any buffer)
 def shuffle(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Shuffle bytes: the first bytes of all values, then the second bytes, and so on.
 
-    Parameters
-    ----------
-    values : (n,) array
-        Values of any fixed width.
-
-    Returns
-    -------
-    (itemsize, n) uint8
+    `values`, (n,), may have any fixed width; the result is (itemsize, n).
 
     Examples
     --------
@@ -103,12 +84,7 @@ def shuffle(values: NDArray[Any]) -> NDArray[np.uint8]:
 def unshuffle(data: Any, out: NDArray[Any]) -> None:  # noqa: ANN401  (any buffer)
     """Reverse `shuffle` into an array.
 
-    Parameters
-    ----------
-    data : buffer
-        ``itemsize * n`` bytes.
-    out : (n,) array
-        Receives the values.
+    `data` has ``itemsize * n`` bytes for the n values of `out`.
 
     Examples
     --------
@@ -131,18 +107,6 @@ def unshuffle(data: Any, out: NDArray[Any]) -> None:  # noqa: ANN401  (any buffe
 
 def decode_lzf(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     r"""Decompress an LZF stream that must fill `out` exactly.
-
-    Parameters
-    ----------
-    data : (n,) uint8
-        Compressed bytes.
-    out : (n_bytes,) uint8
-        Receives the decompressed ones.
-
-    Raises
-    ------
-    ValueError
-        If the stream is damaged or contains more or fewer bytes.
 
     Examples
     --------

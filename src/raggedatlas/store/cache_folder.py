@@ -31,13 +31,6 @@ _BLOCK = 512
 class CacheFolder:
     """Files of one kind, each under a key; frozen and picklable.
 
-    Parameters
-    ----------
-    folder : Path or None
-        Where they are; None keeps nothing.
-    n_bytes : int
-        How much of the disk they may take.
-
     Notes
     -----
     A file appears under its name when it is complete. Least recently used files are removed first; a removed file that a process has open
@@ -45,8 +38,8 @@ class CacheFolder:
     that a user names is read or removed.
     """
 
-    folder: Path | None
-    n_bytes: int
+    folder: Path | None  # where they are; None keeps nothing
+    n_bytes: int  # how much of the disk they may take
 
     kind: ClassVar[str]
     """Suffix of the files; the name of their folder is its plural."""
@@ -55,13 +48,7 @@ class CacheFolder:
 
     @classmethod
     def of_options(cls, options: Mapping[str, str]) -> Self:
-        """Return the folder named by the storage options, else by the environment, else one in the user's cache; an empty name disables it.
-
-        Raises
-        ------
-        StoreError
-            If the size is not one, or the folder is in the home of a user who has none.
-        """
+        """Return the folder named by the storage options, else by the environment, else one in the user's cache; an empty name disables it."""
         named = options.get("cache_dir", os.environ.get(_DIR_VARIABLE))
         n_bytes = parse_size(options.get("cache_size") or os.environ.get(_SIZE_VARIABLE) or _DEFAULT_SIZE)
         try:
@@ -97,13 +84,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def create(self, key: str) -> Iterator[tuple[int, Path]]:
-        """Open a new file and yield its descriptor and path; at the end it is renamed to its key, unless it was removed before.
-
-        Raises
-        ------
-        OSError
-            If it cannot be made.
-        """
+        """Open a new file and yield its descriptor and path; at the end it is renamed to its key, unless it was removed before."""
         assert self.folder is not None
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self.file(key).with_suffix(f".{uuid4().hex[:8]}{_UNFINISHED}")
@@ -178,15 +159,8 @@ def user_folder(variable: str, below: str) -> Path | None:
 def parse_size(text: str) -> int:
     """Read a number of bytes.
 
-    Parameters
-    ----------
-    text : str
-        A number, with ``K``, ``M``, ``G`` or ``T`` (powers of 1,000; ``Ki`` and so on of 1,024) and ``B`` behind it where wanted.
-
-    Raises
-    ------
-    StoreError
-        If it is none.
+    `text` is a number, with ``K``, ``M``, ``G`` or ``T`` (powers of 1,000; ``Ki`` and so on of 1,024) and ``B`` behind
+    it where wanted.
 
     Examples
     --------

@@ -58,33 +58,17 @@ _ZSTD_SKIPPABLE = b"\x2a\x4d\x18"
 
 @dataclass(frozen=True)
 class ChunkDecoder:
-    """Decodes the bytes of one chunk, every check first.
+    """Decodes the bytes of one chunk, every check first."""
 
-    Parameters
-    ----------
-    compressor : str
-        ``"none"``, ``"packed"`` or one of Zarr, numcodecs or HDF5: ``"blosc"``, ``"zstd"``, ``"gzip"``, ``"zlib"``, ``"lz4"``, ``"lzf"``.
-    checksum : bool
-        Whether the last four bytes are the crc32c of those before.
-    delta : bool
-        Whether differences are stored.
-    compiled : bool
-        Whether the library decodes the compressor: of Blosc, LZ4 with or without shuffled bytes.
-    shuffled : int
-        Bytes of the elements whose bytes were sorted by their place before they were compressed; 1 where they were not.
-    fletcher : bool
-        Whether the last four bytes are the Fletcher checksum of those before, as HDF5 computes it.
-    swapped : bool
-        Whether numbers are stored with their highest byte first.
-    """
-
+    # "none", "packed" or one of Zarr, numcodecs or HDF5: "blosc", "zstd", "gzip", "zlib", "lz4", "lzf".
     compressor: str
-    checksum: bool
-    delta: bool = False
-    compiled: bool = False
+    checksum: bool  # whether the last four bytes are the crc32c of those before
+    delta: bool = False  # whether differences are stored
+    compiled: bool = False  # whether the library decodes the compressor: of Blosc, LZ4 with or without shuffled bytes
+    # Bytes of the elements whose bytes were sorted by their place before they were compressed; 1 where they were not.
     shuffled: int = 1
-    fletcher: bool = False
-    swapped: bool = False
+    fletcher: bool = False  # whether the last four bytes are the Fletcher checksum of those before, as HDF5 computes it
+    swapped: bool = False  # whether numbers are stored with their highest byte first
 
     @property
     def is_plain(self) -> bool:
@@ -93,13 +77,7 @@ class ChunkDecoder:
         return self.compressor == "none" and not (checked or self.delta) and self.shuffled == 1
 
     def __call__(self, raw: Stored, out: NDArray[Any]) -> None:
-        """Decode `raw` into the contiguous array `out`, which must have exactly the decoded size.
-
-        Raises
-        ------
-        CorruptError
-            If the checksum, the declared size or the compressed frame is wrong. `out` may then be half written.
-        """
+        """Decode `raw` into the contiguous array `out` of exactly the decoded size, which may be half written after a `CorruptError`."""
         data = raw if isinstance(raw, np.ndarray) else np.frombuffer(raw, dtype=np.uint8)
         if self.checksum:
             if data.size < 4:
@@ -134,18 +112,7 @@ class ChunkDecoder:
 
 
 def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
-    """Return the decoder of a chunk pipeline, or None where only zarr-python knows it.
-
-    Parameters
-    ----------
-    codecs : sequence of dict
-        Codecs of one (inner) chunk as listed in ``zarr.json``.
-
-    Raises
-    ------
-    SourceError
-        If a codec is not among those that may be read at all.
-    """
+    """Return the decoder of one (inner) chunk with codecs as ``zarr.json`` lists them, or None where only zarr-python knows it."""
     refuse_unknown_codecs(codecs)
     stages = [(item["name"].removeprefix("numcodecs."), item.get("configuration") or {}) for item in codecs]
     settings = stages[0][1] if stages else {}
@@ -180,13 +147,7 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
 
 
 def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") -> None:
-    """Refuse a codec that is not in `KNOWN_CODECS`, also inside shards.
-
-    Raises
-    ------
-    SourceError
-        Naming the codec.
-    """
+    """Refuse a codec that is not in `KNOWN_CODECS`, also inside shards."""
     for item in codecs:
         settings = item.get("configuration") or {} if isinstance(item, dict) else {}
         name = str(item.get("name", item.get("id")) if isinstance(item, dict) else item)
@@ -288,10 +249,7 @@ def _decode_zstd(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
     """Check and unpack one packed chunk, without its checksum, into a contiguous 1-D array of exactly its size.
 
-    Raises
-    ------
-    CorruptError
-        If its head or its tables are not in order, or `out` does not fit; nothing was written then.
+    After a `CorruptError` nothing was written.
     """
     raw = np.ascontiguousarray(data)
     if out.dtype.kind != "u" or library().ra_unpack(raw, raw.size, out.size, out.itemsize, out) != GOOD:
@@ -376,18 +334,10 @@ def with_checksum(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedChunks:
-    """Consecutive encoded chunks in one buffer; a Python object per chunk would cost more than writing it.
+    """Consecutive encoded chunks in one buffer; a Python object per chunk would cost more than writing it."""
 
-    Parameters
-    ----------
-    data : bytes or memoryview
-        The chunks, concatenated.
-    ends : (n_chunks,) int64
-        Where each ends in `data`; the next begins there.
-    """
-
-    data: Piece
-    ends: NDArray[np.int64]
+    data: Piece  # the chunks, concatenated
+    ends: NDArray[np.int64]  # (n_chunks,): where each ends in `data`; the next begins there
 
     @classmethod
     def single(cls, chunk: bytes) -> Self:
@@ -439,19 +389,10 @@ def split_chunks(runs: Sequence[EncodedChunks], n: int) -> tuple[list[EncodedChu
 
 
 def encode_packed(values: NDArray[Any], breaks: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Pack one chunk.
+    """Pack one chunk of unsigned integers, at least one, without a checksum.
 
-    Parameters
-    ----------
-    values : (n,) unsigned integers
-        The chunk; n at least 1.
-    breaks : (k,) int64
-        Places, ascending, where a block should begin if the chunk does not ascend; they only make it smaller and faster.
-
-    Returns
-    -------
-    uint8
-        The packed bytes, without a checksum.
+    `breaks` are places, ascending, where a block should begin if the chunk does not ascend; they only make it smaller
+    and faster.
     """
     out = np.empty(library().ra_packed_room(values.size, values.itemsize), np.uint8)
     n = library().ra_pack(values, values.size, values.itemsize, breaks, breaks.size, out, out.size)
@@ -461,19 +402,8 @@ def encode_packed(values: NDArray[Any], breaks: NDArray[np.int64]) -> NDArray[np
 def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64]) -> EncodedChunks:
     """Pack chunks, each followed by its crc32c, in one call that releases the interpreter's lock.
 
-    Parameters
-    ----------
-    values : (c * chunk,) unsigned integers
-        Consecutive chunks.
-    chunk : int
-        Values of one chunk.
-    breaks : (k,) int64
-        Places in `values`, ascending, as `encode_packed` takes them.
-
-    Returns
-    -------
-    EncodedChunks
-        Of c chunks.
+    `values` are consecutive chunks of `chunk` unsigned integers each. `breaks` are places in `values`, ascending, as
+    `encode_packed` takes them.
     """
     n_chunks = values.size // chunk
     # Most of the buffer is never touched, and reused memory need not be cleared by the system.
@@ -499,24 +429,13 @@ class BloscEncoder:
     """Encodes one chunk: bytes (little endian), Blosc with byte shuffle, crc32c.
 
     The checksum comes last, so that a reader checks it before it decompresses anything.
-
-    Parameters
-    ----------
-    itemsize : int
-        Bytes of what is shuffled.
-    chunk_elements, shard_elements : int
-        Elements of a chunk and of a shard of a 1-D array.
-    name : str
-        Compressor inside Blosc.
-    delta : str
-        Dtype of the elements where differences are stored, e.g. ``"<u4"``; else empty.
     """
 
-    itemsize: int
-    chunk_elements: int = 4096
+    itemsize: int  # bytes of what is shuffled
+    chunk_elements: int = 4096  # of a 1-D array, as `shard_elements`
     shard_elements: int = 4 * 2**20
-    name: str = "lz4"
-    delta: str = ""
+    name: str = "lz4"  # compressor inside Blosc
+    delta: str = ""  # dtype of the elements where differences are stored, e.g. "<u4"; else empty
 
     def __call__(self, values: NDArray[Any]) -> bytes:
         """Return the encoded bytes of a contiguous array."""
@@ -547,17 +466,9 @@ class BloscEncoder:
 
 @dataclass(frozen=True)
 class PackedEncoder:
-    """Encodes one chunk of unsigned integers with the packed codec and crc32c.
+    """Encodes one chunk of unsigned integers with the packed codec and crc32c."""
 
-    Parameters
-    ----------
-    itemsize : int
-        Bytes of an element: 1, 2, 4 or 8.
-    chunk_elements, shard_elements : int
-        Elements of a chunk and of a shard.
-    """
-
-    itemsize: int
+    itemsize: int  # bytes of an element: 1, 2, 4 or 8
     chunk_elements: int = 16384
     shard_elements: int = 16 * 2**20
 
@@ -604,19 +515,8 @@ PROFILES: dict[str, Callable[[np.dtype[Any], str], ChunkEncoder]] = {
 def chunk_encoder(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = None) -> ChunkEncoder:
     """Return the encoder of a profile for one element type.
 
-    Parameters
-    ----------
-    profile : str
-        One of `PROFILES`.
-    dtype : dtype
-        Element type. Unsigned integers of 1-D arrays go by the profile, all else is written as in ``"standard"``.
-    first : (k, ...) array, optional
-        The first values, or none of them but with their shape: what ascends is stored as differences in ``"archive"``.
-
-    Raises
-    ------
-    StoreError
-        If the profile is unknown.
+    Unsigned integers of 1-D arrays go by the profile, all else is written as in ``"standard"``. `first` has the first
+    values, or none of them but with their shape: what ascends is stored as differences in ``"archive"``.
     """
     if profile not in PROFILES:
         raise StoreError(f"Unknown codec profile {profile!r}; known are {', '.join(PROFILES)}.")
@@ -638,21 +538,8 @@ def encode_run(
 ) -> list[EncodedChunks]:
     """Encode full chunks of rows on the decoding threads.
 
-    Parameters
-    ----------
-    encoder : ChunkEncoder
-        How one chunk is encoded.
-    values : (c * chunk_rows, ...)
-        Contiguous rows.
-    chunk_rows : int
-        Rows of one chunk.
-    breaks : (k,) int64
-        Places in `values`, ascending, where rows of a matrix begin; packed blocks follow them.
-
-    Returns
-    -------
-    list of EncodedChunks
-        Of c chunks together.
+    `values` are contiguous rows, (c * chunk_rows, ...). `breaks` are places in them, ascending, where rows of a matrix
+    begin; packed blocks follow these. The result holds c chunks together.
     """
     n_chunks = len(values) // chunk_rows
     if not n_chunks:

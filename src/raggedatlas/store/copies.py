@@ -22,23 +22,10 @@ LAST = ("obs/", "__tiledb_group.tdb", "__group/", ".zmetadata", ".zgroup", "zarr
 def local_copy(
     address: Address, storage_options: Mapping[str, str] | None = None, *, beside: Iterable[str] = ()
 ) -> Iterator[Path]:
-    """Give the local path of a file or folder; one in an object store or on a web server is copied for as long as the block runs.
+    """Give the local path of a file or folder; one that is remote is copied for as long as the block runs.
 
-    Parameters
-    ----------
-    address, storage_options
-        As of `as_path`.
-    beside : iterable of str
-        Names of files in the same folder, which are copied as well where they exist.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file or folder in the object store or on the server.
-    LimitError
-        If it has more than `MOST_COPIED` bytes, before they are fetched.
-    StoreError
-        If the store or the disk fails.
+    `beside` names files in the same folder, which are copied as well where they exist. Whether a local path exists is
+    not checked. Raises `LimitError` for more than `MOST_COPIED` bytes, before they are fetched.
 
     Examples
     --------
@@ -134,21 +121,10 @@ def _local_parts(path: Location, key: str) -> list[str]:
 def local_target(
     address: Address, storage_options: Mapping[str, str] | None = None, *, overwrite: bool = False
 ) -> Iterator[Path]:
-    """Give the local path to write a file or folder to; for an object store a temporary one, which is uploaded at the end of the block.
+    """Give the local path to write a file or folder to; for an object store a temporary one, uploaded at the end.
 
-    Parameters
-    ----------
-    address, storage_options
-        As of `as_path`.
-    overwrite : bool
-        Whether what is in the object store may be replaced; of a local target the block decides.
-
-    Raises
-    ------
-    DuplicateError
-        If something is in the object store and may not be replaced.
-    StoreError
-        If the target is on a web server, before anything is written, or if the store fails.
+    `overwrite` says whether what is in the object store may be replaced, which is checked before and after the block;
+    for a local target the block decides. A web server is refused before anything is written.
 
     Examples
     --------
@@ -173,15 +149,7 @@ def local_target(
 
 
 def refuse_target(path: Location, *, overwrite: bool) -> None:
-    """Raise for a target that cannot be written.
-
-    Raises
-    ------
-    DuplicateError
-        If something is there and may not be replaced.
-    StoreError
-        If it is on a web server, or the store cannot be asked.
-    """
+    """Refuse a target that is on a web server, or that exists and may not be replaced."""
     if path.is_web:
         raise StoreError(
             f"{path} is on a web server, where nothing can be written; give a path, s3://, gs:// or az://."
@@ -192,12 +160,9 @@ def refuse_target(path: Location, *, overwrite: bool) -> None:
 
 
 def upload(local: Path, target: Location) -> None:
-    """Upload a file, which appears when it is complete, or a folder, whose root metadata come last; what was there is removed before.
+    """Upload a file, which appears when it is complete, or a folder, whose root metadata come last.
 
-    Raises
-    ------
-    StoreError
-        If the store fails; what was uploaded is removed then.
+    What was in the folder is removed before. If the store fails, what was uploaded of the folder is removed.
     """
     if not local.is_dir():
         _put_file(target, local)

@@ -47,14 +47,7 @@ class DiskCache(CacheFolder):
     def read_chunks(self, name: str, index: NDArray[np.int64], size: int) -> list[NDArray[np.uint8] | None]:
         """Return the chunks of a shard that are held and sound, None for the others.
 
-        Parameters
-        ----------
-        name : str
-            Address of the shard.
-        index : (k, 2) int64
-            Offset and size of each chunk.
-        size : int
-            Size of the shard in bytes.
+        `name` is the address of the shard and `size` its bytes; `index`, (k, 2), is offset and size of each chunk.
         """
         with self.open(_key(name)) as handle:
             if handle is None or os.fstat(handle).st_size != size:
@@ -74,21 +67,8 @@ class DiskCache(CacheFolder):
     ) -> None:
         """Keep chunks of a shard; where the disk is full they are not kept.
 
-        Parameters
-        ----------
-        name : str
-            Address of the shard.
-        index : (k, 2) int64
-            Offset and size of each chunk.
-        chunks : k uint8 arrays
-            Their bytes.
-        size, tail : int, bytes
-            Size of the shard in bytes, and its index.
-
-        Raises
-        ------
-        StoreError
-            If the folder cannot be made.
+        `name`, `index` and `size` are as of `read_chunks`; `chunks` are the bytes of the k chunks, and `tail` is the
+        shard index.
         """
         assert self.folder is not None
         try:

@@ -80,31 +80,16 @@ def run_tasks(
 ) -> Generator[tuple[int, T], None, None]:
     """Run tasks and yield their results as they arrive, each with the number of its task.
 
-    Close it (`contextlib.closing`) where the walk may end early: tasks that have not begun are cancelled then, and those that run are
-    waited for, unless a worker hangs.
+    Close it (`contextlib.closing`) where the walk may end early: tasks that have not begun are cancelled then, and
+    those that run are waited for, unless a worker hangs.
 
-    Parameters
-    ----------
-    tasks : iterable of callables without arguments
-        Picklable, by cloudpickle where it is installed; taken one by one as workers become free. A task may run twice where a worker
-        is lost, but yields one result.
-    executor : Executor, Workers or None
-        Whose workers run them; None runs them here, one after the other.
-    place : Location or None
-        What every worker must reach.
-    in_flight : int
-        At most so many tasks are ahead of the oldest that is not finished.
-    lost : str
-        Sentence about what has become of the caller's work, for the message about lost workers.
+    `tasks` are picklable, by cloudpickle where it is installed, and taken one by one as workers become free. A task may
+    run twice where a worker is lost, but yields one result. Without an executor they run here, one after the other.
+    `place` is what every worker must reach. At most `in_flight` tasks are ahead of the oldest that is not finished.
+    `lost` is a sentence about what has become of the caller's work, for the message about lost workers.
 
-    Raises
-    ------
-    ArgumentError
-        If a task or a result cannot be pickled.
-    WorkersError
-        If workers die, hang, or do not reach the place.
-    Exception
-        What a task raised.
+    Raises `WorkersError` if workers die, hang, or do not reach the place; `ArgumentError` if a task or a result cannot
+    be pickled; and what a task raised.
     """
     if executor is None:
         for number, task in enumerate(tasks):

@@ -25,25 +25,13 @@ _AS_IS = ChunkDecoder("none", checksum=False)
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Ranges of bytes of some files, and where each is written; as arrays, since a batch of rows has thousands.
+    """Ranges of bytes of some files, and where each is written; as arrays, since a batch of rows has thousands."""
 
-    Parameters
-    ----------
-    numbers : (n,) int64
-        Which of the files.
-    offsets, sizes : (n,) int64
-        The bytes.
-    targets : (n,) int64
-        Where each begins in `room`.
-    room : (n_bytes,) uint8
-        What is written to; the ranges do not overlap there.
-    """
-
-    numbers: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    numbers: NDArray[np.int64]  # (n,), as the next three: which of the files
+    offsets: NDArray[np.int64]  # first byte in the file
     sizes: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    room: NDArray[np.uint8]
+    targets: NDArray[np.int64]  # where each begins in `room`
+    room: NDArray[np.uint8]  # (n_bytes,): what is written to; the ranges do not overlap there
 
     @classmethod
     def of(
@@ -99,13 +87,7 @@ _SEEKING = threading.Lock()
 
 
 def read_file(descriptor: int, ranges: Ranges) -> bool:
-    """Read ranges of one open file; return whether it has all of them.
-
-    Raises
-    ------
-    OSError
-        If the system refuses.
-    """
+    """Read ranges of one open file; return whether it has all of them."""
     where = c_int64()
     status = library().ra_read_file(
         descriptor, ranges.offsets, ranges.sizes, ranges.targets, len(ranges), ranges.room, ranges.room.size, where
@@ -137,45 +119,20 @@ def _read_in_turn(descriptor: int, ranges: Ranges) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class FileArray:
-    """An array in a file, and how its bytes are read.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the array.
-    dtype : dtype
-        Of what is read.
-    chunk_shape : tuple of int
-        Shape of what is stored in one piece: a chunk, or all of a contiguous array.
-    table : ChunkTable
-        Where the chunks are.
-    decoder : ChunkDecoder
-        How one is decoded.
-    fill : 0-d array
-        Value of elements that are not stored.
-    fetch : callable
-        Reads ranges of bytes, and is told from which files chunks are used that were kept.
-    fault : callable
-        Takes the number of a chunk and what is wrong with it, and returns the error.
-    kept : LRUCache or None
-        Where decoded chunks are kept of which a part was read.
-    key : hashable
-        Of the array in this cache.
-    as_is : (n,) bool, optional
-        Which chunks are stored as they are, without what `decoder` reverses.
-    """
+    """An array in a file, and how its bytes are read."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunk_shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # of what is read
+    chunk_shape: tuple[int, ...]  # of what is stored in one piece: a chunk, or all of a contiguous array
     table: ChunkTable
     decoder: ChunkDecoder
-    fill: NDArray[Any]
+    fill: NDArray[Any]  # 0-d: value of elements that are not stored
+    # Reads ranges of bytes; the numbers are the files of all chunks that are used, also of those that were kept.
     fetch: Callable[[Ranges, Sequence[int]], None]
-    fault: Callable[[int, str], Exception]
-    kept: LRUCache[NDArray[Any]] | None = None
-    key: Hashable = None
-    as_is: NDArray[np.bool_] | None = None
+    fault: Callable[[int, str], Exception]  # takes the number of a chunk and what is wrong with it, returns the error
+    kept: LRUCache[NDArray[Any]] | None = None  # where decoded chunks are kept of which a part was read
+    key: Hashable = None  # of the array in this cache
+    as_is: NDArray[np.bool_] | None = None  # (n,): which chunks are stored without what `decoder` reverses
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -205,16 +162,8 @@ class FileArray:
 def read_pieces(array: FileArray, plan: ChunkPieces, out: NDArray[Any], threads: int) -> None:
     """Read pieces of an array.
 
-    Parameters
-    ----------
-    array : FileArray
-        The array.
-    plan : ChunkPieces
-        Made for the rows of its chunks.
-    out : (n, *row_shape)
-        Contiguous output of its dtype, with at least one element.
-    threads : int
-        Threads that decode.
+    `plan` was made for the rows of its chunks. `out`, (n, *row_shape), is contiguous, of its dtype, and has at least
+    one element. `threads` are those that decode.
     """
     if array.in_rows:
         _read_rows(array, plan, out)

@@ -54,24 +54,13 @@ _OPERATORS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a filter may name.
+    """The columns that a filter may name."""
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Of the cell table.
-    datasets : mapping of str to str
-        Dataset uid -> name, which is the value of the column `dataset`.
-    layouts : mapping of str to tuple of str
-        Dataset uid -> its feature layouts, any of which a result may show in the column `layout_uid`; that of its genes comes first.
-    terms : callable or None
-        Returns where `under` looks terms and values up.
-    """
-
-    schema: pa.Schema
-    datasets: Mapping[str, str] = field(default_factory=dict)
+    schema: pa.Schema  # of the cell table
+    datasets: Mapping[str, str] = field(default_factory=dict)  # uid -> name, which is the value of the column `dataset`
+    # Dataset uid -> its feature layouts, any of which a result may show in `layout_uid`; that of its genes comes first.
     layouts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    terms: Callable[[], TermSource] | None = None
+    terms: Callable[[], TermSource] | None = None  # returns where `under` looks terms and values up
     _expansions: dict[tuple[str, Under], Expansion] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -98,13 +87,7 @@ class Columns:
         return self.layouts if name == LAYOUT and self.layouts else None
 
     def stored(self, name: str) -> str:
-        """Return the stored column of a name.
-
-        Raises
-        ------
-        QueryError
-            If there is none; the message lists what there is.
-        """
+        """Return the stored column of a name."""
         found = find_column(self.schema, name)
         if found is None:
             near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.6)
@@ -115,12 +98,7 @@ class Columns:
     def find(self, name: str, *, exact: bool) -> str | None:
         """Return a column name as `target` and `virtual` take it, for a name that SQL text has; None if there is none.
 
-        Parameters
-        ----------
-        name : str
-            The name.
-        exact : bool
-            Whether case counts: in SQL it does not, unless the name is quoted.
+        `exact` says whether case counts: in SQL it does not, unless the name is quoted.
         """
         if self.virtual(name) is not None or find_column(self.schema, name) is not None:
             return name
@@ -140,13 +118,7 @@ class Columns:
         return Target(stored, kind, facts.kind if facts else "")
 
     def expand(self, name: str, under: Under) -> Expansion:
-        """Find the values that a column has under a term.
-
-        Raises
-        ------
-        QueryError
-            If there is no such column or term, or the column does not hold text.
-        """
+        """Find the values that a column has under a term."""
         # One query asks for its SQL several times.
         known = self._expansions.get((name, under))
         if known is None:
@@ -154,13 +126,7 @@ class Columns:
         return known
 
     def term_columns(self, name: str) -> TermColumns:
-        """Return the columns with the ids and labels of terms.
-
-        Raises
-        ------
-        QueryError
-            If there is neither, or one does not hold text.
-        """
+        """Return the columns with the ids and labels of terms."""
         if self.virtual(name) is not None:
             raise QueryError(f"The values of {name!r} are no terms of an ontology; name a column of the cells.")
         base = name.removesuffix(SUFFIX)
@@ -176,13 +142,7 @@ class Columns:
         return found
 
     def term_source(self) -> TermSource:
-        """Return where terms are looked up.
-
-        Raises
-        ------
-        QueryError
-            If these are not the columns of cells.
-        """
+        """Return where terms are looked up."""
         if self.terms is None:
             raise QueryError("under() asks for the terms of cells; it cannot be used here.")
         return self.terms()
@@ -219,13 +179,7 @@ class Filter:
         )
 
     def to_sql(self, columns: Columns, depth: int = 0) -> str:
-        """Write the condition as SQL, every name and value quoted.
-
-        Raises
-        ------
-        QueryError
-            For an unknown column, a value that does not fit its column, or nesting beyond all use.
-        """
+        """Write the condition as SQL, every name and value quoted."""
         if depth > DEEPEST:
             raise QueryError(
                 f"The filter nests more than {DEEPEST} levels deep; use col(...).isin([...]) for lists of values."
@@ -682,21 +636,8 @@ def warn_of_unknown(
 ) -> None:
     """Warn of texts and terms that filters ask for and no cell has, with the near matches, and of deprecated terms.
 
-    Parameters
-    ----------
-    filters : sequence of Filter
-        What is asked.
-    columns : Columns
-        Names of datasets and categories are compared in any case.
-    values : function
-        Returns the values of another column of text, or None where they are not known.
-
-    Warns
-    -----
-    UnknownValueWarning
-        For each of these texts and terms.
-    UserWarning
-        For each deprecated id.
+    Names of datasets and categories of `columns` are always compared; `values` returns those of another column of text,
+    or None where they are not known. The warnings are `UnknownValueWarning`, for deprecated ids `UserWarning`.
     """
     known: dict[str, list[str] | None] = {}
     leaves = [leaf for part in filters for leaf in part.leaves(columns)]

@@ -28,19 +28,11 @@ _MERGED_GAP = 1 << 20
 
 
 class Gateway:
-    """A published atlas as a bucket on loopback; pickled, it leads to the process that made it while that lives, else it is made anew.
+    """A published atlas as a bucket on loopback.
 
-    Parameters
-    ----------
-    address : str
-        Of the published atlas, as messages show it.
-    make : callable
-        Opens the files; picklable.
-
-    Attributes
-    ----------
-    bucket : str
-        Name of the bucket. It cannot be guessed, so that other users of this machine cannot read what a private atlas holds.
+    Pickled, it leads to the process that made it while that lives, else it is made anew. `address` is that of the
+    published atlas, as messages show it; `make` opens the files, and is picklable. The name of the bucket, `bucket`,
+    cannot be guessed, so that other users of this machine cannot read what a private atlas holds.
     """
 
     def __init__(self, address: str, make: Callable[[], PublishedFiles]) -> None:

@@ -69,49 +69,33 @@ Frames: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint
 
 @dataclass(frozen=True)
 class RowGroup:
-    """One sparse group of a gather.
-
-    Parameters
-    ----------
-    columns : ArrayReader
-        Columns of its entries.
-    layers : mapping of str to ArrayReader
-        Values of its entries, by layer.
-    column_map : (n_local,) integers
-        Column of the result for every stored one, -1 where it is left out.
-    """
+    """One sparse group of a gather."""
 
     columns: ArrayReader
     layers: Mapping[str, ArrayReader]
-    column_map: NDArray[np.int64]
+    column_map: NDArray[np.int64]  # (n_local,): column of the result for every stored one, -1 where it is left out
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of one gather: the group of each, and its first entry and how many it has there.
+    """Rows of one gather."""
 
-    `order` lists those that have entries as they are stored, `at`, (n + 1,), is the first entry of each in the result,
-    and `longest` the most entries of one.
-    """
-
-    group: NDArray[np.int32]
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    order: NDArray[np.int64]
-    at: NDArray[np.int64]
-    longest: int
+    group: NDArray[np.int32]  # (n,): of each row; -1 for an empty one
+    start: NDArray[np.int64]  # (n,): first entry of each in its group
+    length: NDArray[np.int64]  # (n,): entries of each there
+    order: NDArray[np.int64]  # rows that have entries, as they are stored
+    at: NDArray[np.int64]  # (n + 1,): first entry of each in the result
+    longest: int  # most entries of one row
 
 
 @dataclass(frozen=True)
 class _Touched:
-    """The chunks of an array that rows touch, what must be kept until they are read, and the first entry of each row there.
-
-    `ascends` tells of columns whether those of every row of a linked file ascend strictly, so that none is named twice; those of an atlas do.
-    """
+    """The chunks of an array that rows touch."""
 
     frames: Frames
-    kept: list[Any]
-    start: NDArray[np.int64]
+    kept: list[Any]  # what must be kept until the chunks are read
+    start: NDArray[np.int64]  # first entry of each row there
+    # Of columns: whether those of every row of a linked file ascend strictly (none occurs twice); those of an atlas do.
     ascends: bool = True
 
 
@@ -289,26 +273,12 @@ class _ChunkTable:
 class RowGatherer:
     """Reads rows of ragged groups into one CSR, columns mapped, in any order and as often as asked.
 
-    Arrays may have any codec and fill value; columns are integers, and values booleans, integers or floats that the dtype of
-    the result holds. Usable from several threads at once. It holds memory maps, so every process creates its own.
+    Arrays may have any codec and fill value; columns are integers, and values booleans, integers or floats that the
+    dtype of the result holds. Usable from several threads at once. It holds memory maps, so every process creates its
+    own.
 
-    Parameters
-    ----------
-    groups : sequence of RowGroup
-        Each with all layers.
-    n_cols : int
-        Columns of the result.
-    dtypes : mapping of str to dtype
-        Of the result's values, by layer.
-    threads : int
-        Threads of one call; the result does not depend on them.
-    pool : BufferPool, optional
-        Where the memory of results comes from; fresh memory without one.
-
-    Raises
-    ------
-    CorruptError
-        If columns and values of a group differ in length or have other types.
+    Each of `groups` has all layers. `n_cols` and `dtypes`, by layer, are those of the result. `threads` are those of
+    one call; the result does not depend on them. The memory of results comes from `pool`, or is fresh without one.
     """
 
     def __init__(
@@ -374,26 +344,13 @@ class RowGatherer:
     def gather(
         self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, sort: bool = True
     ) -> tuple[NDArray[np.int64], NDArray[Any], dict[str, NDArray[Any]]]:
-        """Read rows.
+        """Read rows: indptr, indices, and the values of each layer in its dtype.
 
-        Parameters
-        ----------
-        group : (n,) int32
-            Group of every row; -1 for an empty row.
-        start, end : (n,) int64
-            Entries of every row in the arrays of its group.
-        sort : bool
-            Whether the columns of every row are sorted. If not, and no column is left out, they come as stored.
-
-        Returns
-        -------
-        (indptr, indices, layers)
-            (n + 1,) int64, int32 or of a result too wide for it int64, and the values of each layer in its dtype.
-
-        Raises
-        ------
-        CorruptError
-            If a range is outside its group, a chunk is damaged, or a column is not one of its group.
+        `group`, (n,), is the group of every row, -1 for an empty one; `start` and `end`, (n,), are its entries in the
+        arrays of this group. `sort` says whether the columns of every row are sorted; if not, they come as stored,
+        unless a column is left out or those of a linked file do not ascend. indptr is (n + 1,); indices are int32, or
+        int64 where the result is too wide for it. Raises `CorruptError` if a range is outside its group, a chunk is
+        damaged, or a column is not one of its group.
         """
         group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
         tables, indices = [*self.values.values()], np.empty(0, _INT32)

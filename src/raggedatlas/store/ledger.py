@@ -20,11 +20,6 @@ FORMAT = 1
 class Stamps:
     """Size and time of every file below a location, from one listing.
 
-    Parameters
-    ----------
-    location : Location
-        Where to list.
-
     Examples
     --------
     >>> import tempfile
@@ -86,17 +81,9 @@ class _Checks(CacheFolder):
 class Ledger:
     """What of one place was found sound, and when.
 
-    It is a cache: one that is lost, damaged or cannot be written means that more is read. It is not kept at the place, so that a copy of an atlas does not count as verified because the original was, and a place that cannot be written will do.
-
-    Parameters
-    ----------
-    location : Location
-        The place.
-
-    Attributes
-    ----------
-    found : dict of str to str
-        Token -> when it was found sound.
+    It is a cache: one that is lost, damaged or cannot be written means that more is read. It is not kept at the place,
+    so that a copy of an atlas does not count as verified because the original was, and a place that cannot be written
+    will do. `found` maps tokens to when each was found sound.
     """
 
     def __init__(self, location: Location) -> None:

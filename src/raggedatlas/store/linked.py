@@ -60,20 +60,11 @@ Stamp: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class LinkedSource:
-    """The file or Zarr folder that a dataset is linked to, as this process reaches it.
-
-    Parameters
-    ----------
-    location : Location
-        The file or folder.
-    dataset : str
-        Name of the dataset, for messages.
-    is_copy : bool
-        Whether these are the copies that `sync` made in a mirror, which have the recorded content and other times and ETags.
-    """
+    """The file or Zarr folder that a dataset is linked to, as this process reaches it."""
 
     location: Location
-    dataset: str
+    dataset: str  # name of the dataset, for messages
+    # Whether these are the copies that `sync` made in a mirror, which have the recorded content, other times and ETags.
     is_copy: bool = False
 
     @property
@@ -98,23 +89,8 @@ class LinkedSource:
 def open_linked(location: Location, spec: ArraySpec, source: LinkedSource, decoder: ChunkDecoder | None) -> FileArray:
     """Look up the chunks of a linked array.
 
-    Parameters
-    ----------
-    location : Location
-        The Zarr store of the atlas, which has the references.
-    spec : ArraySpec
-        What is declared of the array.
-    source : LinkedSource
-        The file that it is in.
-    decoder : ChunkDecoder or None
-        How its chunks are decoded; None where they cannot be.
-
-    Raises
-    ------
-    CorruptError
-        If the references are missing or damaged, or are not those of such an array.
-    StoreError
-        If chunks of this kind are not read where they are.
+    `location` is the Zarr store of the atlas, which has the references; `decoder` is None where chunks of this kind
+    cannot be decoded.
     """
     link = spec.linked
     assert link is not None
@@ -153,13 +129,7 @@ def damaged_chunk(source: LinkedSource, array: str, number: int, fault: str) -> 
 
 
 def load_references(location: Location, link: Link) -> References:
-    """Return the references of a source, which the process keeps by their hash.
-
-    Raises
-    ------
-    CorruptError
-        If they are missing or not those that were recorded.
-    """
+    """Return the references of a source, which the process keeps by their hash."""
     span = link.references
 
     def load() -> References:
@@ -186,15 +156,7 @@ def keep_references(sha256: str, references: References) -> None:
 
 
 def check_sizes(source: LinkedSource, array: FileArray, name: str, numbers: NDArray[np.int64]) -> None:
-    """Refuse chunks that are larger than they can be, before memory is taken for them.
-
-    Raises
-    ------
-    CorruptError
-        If a chunk that is stored as it is has another size than it should.
-    LimitError
-        If a compressed one is larger than its codecs make any.
-    """
+    """Refuse chunks that are larger than they can be, or stored as they are in another size, before memory is taken for them."""
     sizes = array.table.sizes[numbers]
     stored = sizes[sizes >= 0]
     if array.decoder.is_plain:
@@ -213,12 +175,7 @@ def check_sizes(source: LinkedSource, array: FileArray, name: str, numbers: NDAr
 def file_probe(read: Callable[[int, int], bytes], n_bytes: int) -> str:
     """Return the SHA-256 of the first and the last bytes of a file, `PROBE_BYTES` each.
 
-    Parameters
-    ----------
-    read : callable
-        Takes an offset and a number of bytes, and returns these.
-    n_bytes : int
-        Size of the file; all bytes of one shorter than `PROBE_BYTES` are hashed twice.
+    `read` takes an offset and a number of bytes. All bytes of a file shorter than `PROBE_BYTES` are hashed twice.
 
     Examples
     --------
@@ -234,23 +191,9 @@ def file_probe(read: Callable[[int, int], bytes], n_bytes: int) -> str:
 def fetch_ranges(source: LinkedSource, objects: SourceObjects, ranges: Ranges, touched: Sequence[int] = ()) -> None:
     """Read ranges of bytes of the recorded files, several at once.
 
-    Parameters
-    ----------
-    source : LinkedSource
-        Where the files are.
-    objects : SourceObjects
-        How they were when they were linked.
-    ranges : Ranges
-        What is read, and where to.
-    touched : sequence of int
-        Objects whose values are already held, which are compared too where that takes no request.
-
-    Raises
-    ------
-    StaleSourceError
-        If a file is not the recorded one. What was written is then of no use.
-    StoreError
-        If it cannot be read.
+    `objects` are the files as they were when they were linked; `touched` are those whose values are already held, which
+    are compared too where that takes no request. Raises `StaleSourceError` if a file is not the recorded one; what was
+    written is then of no use.
     """
     local = source.location.is_local
     numbers = sorted({*np.unique(ranges.numbers).tolist(), *(touched if local else ())})
@@ -275,17 +218,7 @@ def fetch_ranges(source: LinkedSource, objects: SourceObjects, ranges: Ranges, t
 def iterate_object(source: LinkedSource, objects: SourceObjects, number: int) -> Iterator[memoryview]:
     """Read one of the recorded files from its beginning to its end.
 
-    Yields
-    ------
-    memoryview
-        The next bytes: at most 8 MiB, or 64 MiB of a source that is one file, as those of several are read side by side.
-
-    Raises
-    ------
-    StaleSourceError
-        If the file is not the recorded one.
-    StoreError
-        If it cannot be read.
+    Yields at most 8 MiB at once, or 64 MiB of a source that is one file, as those of several are read side by side.
     """
     n_bytes, step = int(objects.n_bytes[number]), REQUEST_BYTES if len(objects.keys) > 1 else _HELD_BYTES
     for start in range(0, n_bytes, step):

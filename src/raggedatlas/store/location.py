@@ -769,13 +769,7 @@ class Location:
 
 
 def refuse_symlink(path: Path) -> None:
-    """Refuse a symlink inside a store: it would lead reads and writes out of it.
-
-    Raises
-    ------
-    StoreError
-        If the path is one.
-    """
+    """Refuse a symlink inside a store: it would lead reads and writes out of it."""
     if path.is_symlink():
         raise StoreError(
             f"{path} is a symlink; inside a store only real files and folders are read or written. Replace it by what it points to."
@@ -786,11 +780,6 @@ def probe_conditional_puts(location: Location) -> None:
     """Refuse a place that cannot hold an atlas: a store that ignores create-if-absent, or a read-only folder.
 
     Such a store loses rows without a word when two writers meet, so it is tried once, when an atlas is created.
-
-    Raises
-    ------
-    StoreError
-        Naming the store and the way out.
     """
     if location.is_local:
         with store_errors(f"write into {location.uri}"):
@@ -828,11 +817,6 @@ def probe_conditional_puts(location: Location) -> None:
 def parse_local(address: str) -> Path:
     """Return the path that a text or a ``file://`` address names, its ``~`` or ``~user`` expanded.
 
-    Raises
-    ------
-    StoreError
-        If it is empty, names a host, holds a name that file systems do not take, or there is no such home.
-
     Examples
     --------
     >>> parse_local("file:///data/a%20b").as_posix()
@@ -866,17 +850,8 @@ Address = str | os.PathLike[str]
 def as_path(address: Address, storage_options: Mapping[str, str] | None = None) -> AnyPath:
     """Return the path of an address: local, or in an object store or on a web server.
 
-    Parameters
-    ----------
-    address : str or os.PathLike
-        A path (``~`` is expanded), ``file://``, or the address of an object store or web server.
-    storage_options : mapping of str to str, optional
-        As of `Location`.
-
-    Raises
-    ------
-    StoreError
-        If the address has a scheme that is not known, or an option is none.
+    `address` is a path (``~`` is expanded), ``file://``, or the address of an object store or web server;
+    `storage_options` are as of `Location`.
 
     Examples
     --------
@@ -895,7 +870,7 @@ def as_path(address: Address, storage_options: Mapping[str, str] | None = None) 
 
 
 def anonymous_options(address: str) -> dict[str, str]:
-    """Return the storage option with which the object store of an address is asked without credentials; none for other addresses.
+    """Return the storage option to read the object store of an address without credentials; none for other addresses.
 
     Examples
     --------
@@ -920,16 +895,6 @@ def with_options(what: Any, storage_options: Mapping[str, str]) -> Any:  # noqa:
 
 def local_path(address: Address) -> Path:
     """Return the path of an address that must be on this machine.
-
-    Parameters
-    ----------
-    address : str or os.PathLike
-        As of `as_path`.
-
-    Raises
-    ------
-    StoreError
-        If it is in an object store or on a web server.
 
     Examples
     --------
@@ -1061,25 +1026,12 @@ _PIECE = 2**20
 
 
 def list_files(location: Location) -> list[tuple[str, int]]:
-    """List all files below a location as sorted (key, size) pairs.
-
-    Raises
-    ------
-    StoreError
-        If one of them is not a regular file.
-    """
+    """List all files below a location as sorted (key, size) pairs; of a local one all must be regular files."""
     return sorted(_walk(location))
 
 
 def digest_file(location: Location, key: str) -> tuple[int, str]:
     """Read one file in blocks and return its size and its SHA-256.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    StoreError
-        If it cannot be read, or is a symlink.
 
     Examples
     --------
@@ -1097,13 +1049,7 @@ def digest_file(location: Location, key: str) -> tuple[int, str]:
 
 
 def read_blocks(location: Location, key: str) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of one file in blocks.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    """
+    """Yield the bytes of one file in blocks."""
     check_file_key(location, key)
     try:
         with store_errors(f"read {location.uri}/{key}"):
@@ -1121,13 +1067,7 @@ def read_blocks(location: Location, key: str) -> Iterator[bytes | memoryview]:
 
 
 def check_file_key(location: Location, key: str) -> None:
-    """Refuse a key that leads out of a location; unlike `Location.child` it may have names of geometry stores, such as ``0.+1``.
-
-    Raises
-    ------
-    NameRefusedError
-        If a part is empty, consists of dots, or has a backslash.
-    """
+    """Refuse a key that leads out of a location; unlike `Location.child` it may have names of geometry stores, such as ``0.+1``."""
     if any(not part.strip(".") or "\\" in part for part in key.split("/")):
         raise NameRefusedError(f"{key!r} is no file below {location.uri}: a part is empty or leads out of it.")
 
@@ -1166,13 +1106,7 @@ def digest_entries(entries: Mapping[str, tuple[int, str]]) -> str:
 
 
 def refuse_symlinks(location: Location) -> None:
-    """Refuse a local tree that holds a symlink; folders that have not changed since are not listed again.
-
-    Raises
-    ------
-    StoreError
-        Naming the symlink.
-    """
+    """Refuse a local tree that holds a symlink; folders that have not changed since are not listed again."""
     if location.is_local:
         with store_errors(f"list {location.uri}"), contextlib.suppress(FileNotFoundError):
             _refuse_links(str(location.checked_path()))
@@ -1216,15 +1150,7 @@ def _walk(location: Location) -> Iterator[tuple[str, int]]:
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file in hex.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    StoreError
-        If it cannot be read.
-    """
+    """Return the SHA-256 of a local file in hex."""
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

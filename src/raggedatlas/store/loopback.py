@@ -57,15 +57,7 @@ class ThreadedServer(LoopbackServer):
     """A server whose requests are answered on threads of this process."""
 
     def _start(self, handler: type[BaseHTTPRequestHandler], port: int, name: str) -> None:
-        """Listen on a port, 0 for a free one, and begin to answer.
-
-        Raises
-        ------
-        ArgumentError
-            If there is no such port.
-        StoreError
-            If it is in use.
-        """
+        """Listen on a port, 0 for a free one, and begin to answer."""
         if not 0 <= port < 2**16:
             raise ArgumentError(f"port={port} is out of range; expected 0 (any free port) to 65535.")
         try:

@@ -35,13 +35,6 @@ Files = Mapping[str, FileEntry]
 class Manifest(BaseModel):
     """A set of files, as stored.
 
-    Attributes
-    ----------
-    files : dict of str to FileEntry
-        Path below ``lance_db`` -> length and SHA-256.
-    version : int
-        Of the head: the version of the table `atlas_versions` that it covers; 0 for the manifest of a snapshot.
-
     Examples
     --------
     >>> Manifest(files={"cells.lance/data/a.lance": FileEntry(3, "f" * 64)}).to_bytes()[:10]
@@ -50,7 +43,8 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    files: dict[str, FileEntry] = {}
+    files: dict[str, FileEntry] = {}  # path below ``lance_db`` -> length and SHA-256
+    # Of the head: the version of the table `atlas_versions` that it covers; 0 for the manifest of a snapshot.
     version: int = 0
 
     def to_bytes(self) -> bytes:
@@ -59,22 +53,7 @@ class Manifest(BaseModel):
 
 
 def read_manifest(location: Location, digest: str) -> Files:
-    """Read the manifest of a snapshot.
-
-    Parameters
-    ----------
-    location : Location
-        The folder ``lance_db``.
-    digest : str
-        Its name, which is its SHA-256.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none of that name.
-    CorruptError
-        If its bytes do not have the hash in its name.
-    """
+    """Read the manifest of a snapshot in the folder ``lance_db``; `digest` is its name and its SHA-256."""
     key = f"{FOLDER}/{digest}.json"
     data = location.read_bytes(key)
     if hashlib.sha256(data).hexdigest() != digest:
@@ -83,13 +62,7 @@ def read_manifest(location: Location, digest: str) -> Files:
 
 
 def parse_manifest(data: bytes, key: str) -> Manifest:
-    """Parse a manifest.
-
-    Raises
-    ------
-    CorruptError
-        If it is something else.
-    """
+    """Parse a manifest."""
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
@@ -99,22 +72,9 @@ def parse_manifest(data: bytes, key: str) -> Manifest:
 def compare_table(location: Location, digest: str, name: str) -> None:
     """Compare the files with the rows of a table with a manifest, each once a process.
 
-    Only on a disk: Lance fetches ranges from an object store, and the whole files would have to be fetched a second time. The cells, and
-    feature lists of more than 16 MB, are not compared.
-
-    Parameters
-    ----------
-    location : Location
-        The folder ``lance_db``.
-    digest : str
-        Name of the manifest.
-    name : str
-        The table.
-
-    Raises
-    ------
-    CorruptError
-        Naming the first file that differs.
+    Only on a disk: Lance fetches ranges from an object store, and the whole files would have to be fetched a second
+    time. The cells, and feature lists of more than 16 MB, are not compared. `location` is the folder ``lance_db``,
+    `digest` the name of the manifest.
     """
     if not location.is_local:
         return

@@ -55,27 +55,13 @@ _NUMBERS = frozenset("biuf")
 
 @dataclass(frozen=True)
 class ArrayArgument:
-    """The type of an argument that is an array, checked when it is passed.
+    """The type of an argument that is an array, checked when it is passed."""
 
-    Parameters
-    ----------
-    dtype : str
-        Name of the dtype; empty for any.
-    writable : bool
-        Whether the function writes to it.
-    """
-
-    dtype: str
-    writable: bool = False
+    dtype: str  # name of the dtype; empty for any
+    writable: bool = False  # whether the function writes to the array
 
     def from_param(self, array: NDArray[Any] | None) -> ctypes.c_void_p | None:
-        """Return the address of an array, None for none.
-
-        Raises
-        ------
-        ArgumentError
-            If the array is not contiguous, not writable or of another dtype. That is a mistake in this package.
-        """
+        """Return the address of an array after checking its dtype, layout and writability; None for None."""
         if array is None:
             return None
         flags = array.flags
@@ -193,12 +179,8 @@ class RaFragments(ctypes.Structure):
 def csr_of(indptr: NDArray[np.int64], columns: NDArray[Any]) -> Csr:
     """Describe rows of a sparse matrix to compiled functions; the arrays live as long as the description.
 
-    Parameters
-    ----------
-    indptr : (n_rows + 1,) int64
-        Bounds among all columns; need not start at 0.
-    columns : (n,) integer
-        Columns.
+    `indptr`, (n_rows + 1,), bounds the rows among all of `columns` and need not start at 0. `columns` may be of any
+    integer dtype.
     """
     matrix = Csr(I64.address(indptr), indptr.size - 1, ANY.address(columns), columns.size, columns.itemsize)
     # The structure holds bare addresses; this keeps the memory alive.
@@ -280,15 +262,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def library() -> Any:  # noqa: ANN401  (a foreign library)
-    """Return the library, loaded and declared; in a checkout it is compiled first if a source has changed.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not there, of another version, or cannot be compiled; the message says how to build it.
-    ArgumentError
-        If RAGGEDATLAS_SIMD is none of `LEVELS` or more than this machine has.
-    """
+    """Return the library, loaded and declared; in a checkout it is compiled first if a source has changed."""
     path = library_path()
     try:
         loaded = ctypes.CDLL(os.fspath(path))
@@ -319,13 +293,7 @@ _HOW = "Install the package again with `pip install --force-reinstall --no-deps 
 
 
 def library_path() -> Path:
-    """Return where the library is: named by RAGGEDATLAS_LIBRARY, in the package, or compiled from the checkout's sources.
-
-    Raises
-    ------
-    MissingExtraError
-        If the sources do not compile.
-    """
+    """Return where the library is: named by RAGGEDATLAS_LIBRARY, in the package, or compiled from the checkout's sources."""
     named = os.environ.get("RAGGEDATLAS_LIBRARY")
     if named:
         return Path(named)

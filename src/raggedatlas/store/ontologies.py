@@ -46,13 +46,7 @@ _YES = {"true", "1", "yes"}
 
 
 def _schema() -> Any:  # noqa: ANN401  (a class of the optional library)
-    """Return what the package says about the newest schema of CELLxGENE.
-
-    Raises
-    ------
-    MissingExtraError
-        If the package is not installed.
-    """
+    """Return what the package says about the newest schema of CELLxGENE."""
     try:
         from cellxgene_ontology_guide.supported_versions import CXGSchema
     except ImportError as error:
@@ -64,33 +58,14 @@ def _schema() -> Any:  # noqa: ANN401  (a class of the optional library)
 
 
 def packaged_ontologies() -> dict[str, str]:
-    """Return the packaged ontologies: every prefix of ids -> the ontology that has it.
-
-    Raises
-    ------
-    MissingExtraError
-        If cellxgene-ontology-guide is not installed.
-    """
+    """Return the packaged ontologies: every prefix of ids -> the ontology that has it."""
     schema = _schema()
     return {name: name for name in schema.supported_ontologies} | dict(schema.imported_ontologies)
 
 
 @lru_cache(maxsize=16)
 def read_packaged(name: str) -> Terms:
-    """Read a packaged ontology, once in a process.
-
-    Parameters
-    ----------
-    name : str
-        A name of `packaged_ontologies`.
-
-    Raises
-    ------
-    MissingExtraError
-        If cellxgene-ontology-guide is not installed.
-    SourceError
-        If its file is damaged.
-    """
+    """Read a packaged ontology, once in a process; `name` is a value of `packaged_ontologies`."""
     release = str(_schema().supported_ontologies[name]["version"])
     digest = hashlib.sha256()
     # The package itself would parse the file as one document. pyarrow unpacks it.
@@ -103,13 +78,7 @@ def read_packaged(name: str) -> Terms:
 
 
 def read_curated(name: str) -> list[str]:
-    """Return the ids of a curated list of the package, such as ``tissue_general`` or ``cell_class``.
-
-    Raises
-    ------
-    QueryError
-        If there is no such list.
-    """
+    """Return the ids of a curated list of the package, such as ``tissue_general`` or ``cell_class``."""
     _schema()
     from cellxgene_ontology_guide.curated_ontology_term_lists import get_curated_ontology_term_list
     from cellxgene_ontology_guide.entities import CuratedOntologyTermList
@@ -184,22 +153,13 @@ def _with_parents(
 def read_term_table(source: Any, ontology: str | None = None, release: str = "") -> Terms:  # noqa: ANN401  (a path or any table)
     """Read a table of terms from a CSV or TSV file, a frame or an Arrow table, or a packaged ontology by its name.
 
-    Parameters
-    ----------
-    source : path, DataFrame, Arrow table or str
-        Columns ``id`` and ``label``, and any of ``synonyms``, ``parents``, ``part_of``, ``replaced_by``, ``deprecated``, or what OBO calls
-        them (``name``, ``synonym``, ``is_a``, ``is_obsolete``). Several values of a text are separated by ``|`` or ``;``.
-    ontology : str or None
-        Name of the ontology; None takes the prefix of the ids.
-    release : str
-        Its release.
+    The table has the columns ``id`` and ``label``, and any of ``synonyms``, ``parents``, ``part_of``, ``replaced_by``
+    and ``deprecated``, or the names that OBO gives them (``name``, ``synonym``, ``is_a``, ``is_obsolete``). Several
+    values of a text are separated by ``|`` or ``;``. `ontology` is the name of the ontology; None takes the prefix of
+    the ids. `release` is its release.
 
-    Raises
-    ------
-    SourceError
-        If columns are missing, ids repeated, a parent is no term of the table, or terms form a cycle.
-    MissingFileError
-        If there is no such file.
+    Raises `SourceError` if columns are missing, ids are repeated, a parent is no term of the table, or terms form a
+    cycle.
 
     Examples
     --------
@@ -247,13 +207,7 @@ def _read_table(source: Any) -> tuple[pa.Table, str]:  # noqa: ANN401
 
 
 def read_text_table(path: AnyPath) -> pa.Table:
-    """Read a CSV or TSV file (``.tsv``, ``.tab``) whose values are all text, empty ones missing.
-
-    Raises
-    ------
-    MissingFileError, SourceError
-        If there is no such file, or it cannot be parsed.
-    """
+    """Read a CSV or TSV file (``.tsv``, ``.tab``, ``.txt``) whose values are all text, empty ones missing."""
     from pyarrow import csv
 
     delimiter = "\t" if path.suffix.lower() in {".tsv", ".tab", ".txt"} else ","

@@ -21,8 +21,8 @@ from raggedatlas.store.codecs import PACKED, decode_packed, encode_packed
 class PackedCodec(ArrayBytesCodec):
     """Blocks of about 256 unsigned integers packed to as few bits as they need; lossless for any content.
 
-    Every chunk is self-contained; ``docs/reference/packed-codec.md`` describes it byte by byte. It takes no settings and
-    takes the place of the ``bytes`` codec, best followed by ``crc32c``.
+    Every chunk is self-contained; ``docs/reference/packed-codec.md`` describes it byte by byte. It takes no settings
+    and takes the place of the ``bytes`` codec, best followed by ``crc32c``.
 
     Examples
     --------

@@ -13,18 +13,14 @@ WAVE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class ChunkPieces:
-    """Which chunks a read touches, ascending, and the pieces of each.
+    """Which chunks a read touches, and the pieces of each."""
 
-    `bounds` has one entry more than `chunks`; the other three describe pieces: first row inside the chunk, number of
-    rows, first row in the output.
-    """
-
-    chunks: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    sources: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    n_rows: int
+    chunks: NDArray[np.int64]  # numbers of the chunks, ascending
+    bounds: NDArray[np.int64]  # (n_chunks + 1,): the pieces of each chunk
+    sources: NDArray[np.int64]  # first row of each piece inside its chunk
+    lengths: NDArray[np.int64]  # number of rows of each piece
+    targets: NDArray[np.int64]  # first row of each piece in the output
+    n_rows: int  # of all pieces
 
 
 def plan_pieces(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -> ChunkPieces:

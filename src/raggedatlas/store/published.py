@@ -65,60 +65,28 @@ _HELD_BYTES = 128 << 20
 
 
 class PackedFile(NamedTuple):
-    """Where a file of the atlas is.
+    """Where a file of the atlas is."""
 
-    Parameters
-    ----------
-    pack : str
-        Name of the pack.
-    offset, n_bytes : int
-        Its bytes there.
-    sha256 : str
-        Of these bytes, in hex.
-    """
-
-    pack: str
-    offset: int
+    pack: str  # name of the pack
+    offset: int  # of its first byte in the pack
     n_bytes: int
-    sha256: str
+    sha256: str  # of its bytes, in hex
 
 
 class Head(BaseModel):
-    """Content of ``head.json``.
-
-    Attributes
-    ----------
-    format : str
-        Version of the published form.
-    atlas_format : str
-        Version of the on-disk format of the atlas.
-    snapshots : list of AtlasVersionRecord
-        The published snapshots, oldest first.
-    index : str
-        Name of the index.
-    index_entry : FileEntry
-        Its length and SHA-256.
-    index_bytes : int
-        Its length before compression.
-    packs : dict of str to FileEntry
-        Length and SHA-256 of each pack.
-    opening : (str, int)
-        A pack, and the bytes at its start that opening needs.
-    n_bytes : int
-        Bytes of all files of the atlas.
-    """
+    """Content of ``head.json``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    format: str
-    atlas_format: str
-    snapshots: list[AtlasVersionRecord] = Field(min_length=1)
-    index: str
-    index_entry: FileEntry
-    index_bytes: int
-    packs: dict[str, FileEntry]
-    opening: tuple[str, int] = ("", 0)
-    n_bytes: int = 0
+    format: str  # version of the published form
+    atlas_format: str  # version of the on-disk format of the atlas
+    snapshots: list[AtlasVersionRecord] = Field(min_length=1)  # published ones, oldest first
+    index: str  # name of the index
+    index_entry: FileEntry  # length and SHA-256 of the index
+    index_bytes: int  # length of the index before compression
+    packs: dict[str, FileEntry]  # length and SHA-256 of each pack, by name
+    opening: tuple[str, int] = ("", 0)  # a pack, and the bytes at its start that opening needs
+    n_bytes: int = 0  # of all files of the atlas
 
     def to_bytes(self) -> bytes:
         """Write it as JSON."""
@@ -126,15 +94,7 @@ class Head(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes, address: str) -> "Head":
-        """Parse the file.
-
-        Raises
-        ------
-        CorruptError
-            If it is something else, or names what no published atlas has.
-        AtlasError
-            If it has another version.
-        """
+        """Parse the file; another version, and names and lengths that no published atlas has, are refused."""
         try:
             head = cls.model_validate_json(data)
         except ValidationError as error:
@@ -160,13 +120,7 @@ class Head(BaseModel):
         return head
 
     def find(self, at: str | int | None, address: str) -> AtlasVersionRecord:
-        """Return the snapshot of a number or label, the newest for None.
-
-        Raises
-        ------
-        NotFoundError
-            If it was not published.
-        """
+        """Return the snapshot of a number or label, the newest for None or ``latest``."""
         if at is None or at == "latest":
             return self.snapshots[-1]
         for record in self.snapshots:
@@ -177,7 +131,7 @@ class Head(BaseModel):
 
 
 def write_index(places: Mapping[str, PackedFile]) -> tuple[bytes, int]:
-    """Write an index, and return it and its length before compression: lines of text sorted by path, compressed with Zstandard.
+    """Write an index: lines of text sorted by path, compressed with Zstandard. Return it and its uncompressed length.
 
     Examples
     --------
@@ -194,13 +148,7 @@ def write_index(places: Mapping[str, PackedFile]) -> tuple[bytes, int]:
 
 
 def parse_index(data: bytes, head: Head, address: str) -> dict[str, PackedFile]:
-    """Parse an index.
-
-    Raises
-    ------
-    CorruptError
-        If it has not the recorded hash, or names what cannot be.
-    """
+    """Parse an index after comparing its hash with the recorded one; paths and places that cannot be are refused."""
     where = f"{address}/{head.index}"
     if FileEntry(len(data), hashlib.sha256(data).hexdigest()) != head.index_entry:
         raise CorruptError(
@@ -247,13 +195,7 @@ class Folder(Protocol):
 
 @dataclass(frozen=True)
 class StoredFolder:
-    """A folder on this machine or in an object store.
-
-    Parameters
-    ----------
-    location : Location
-        The folder.
-    """
+    """A folder on this machine or in an object store."""
 
     location: Location
 
@@ -312,23 +254,10 @@ class KeptBlocks(CacheFolder):
 class PublishedFiles:
     """The files of the atlas in a published folder.
 
-    Parameters
-    ----------
-    folder : Folder
-        Where it is.
-    cache : KeptBlocks or None
-        Keeps what is read on a local disk.
-    offline : bool
-        Read from the cache alone.
+    `cache` keeps what is read on a local disk; with `offline`, nothing is read from anywhere else.
 
-    Raises
-    ------
-    NotFoundError
-        If there is no published atlas.
-    StoreError
-        If the place cannot be reached; with `offline`, if it is not in the cache.
-    CorruptError
-        If it is damaged.
+    Opening raises `NotFoundError` if there is no published atlas, `StoreError` if the folder cannot be reached, or with
+    `offline` is not in the cache, and `CorruptError` if it is damaged.
 
     Notes
     -----
@@ -380,17 +309,7 @@ class PublishedFiles:
         self._trusted = hashes
 
     def read(self, path: str, start: int, stop: int) -> bytes | memoryview:
-        """Return the bytes of a file from `start` to `stop`.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such file.
-        CorruptError
-            If it is not what was published.
-        StoreError
-            If it cannot be fetched.
-        """
+        """Return the bytes of a file from `start` to `stop`, fewer where the file ends before."""
         place = self.places.get(path)
         if place is None:
             raise NotFoundError(f"There is no {path} in {self.address}.")
@@ -410,10 +329,10 @@ class PublishedFiles:
         return data[begin - first * BLOCK : end - first * BLOCK]
 
     def _may_fetch_blocks(self, pack: str, first: int, last: int, n_asked: int) -> bool:
-        """Return whether complete blocks are fetched for a range of an array: while little more was fetched than asked for.
+        """Return whether to fetch complete blocks for a range of an array: while little more was fetched than asked.
 
-        Neighbouring files, such as those of small datasets, then come with one request. What a query over large arrays fetches stays close to
-        what it needs.
+        Neighbouring files, such as those of small datasets, then come with one request. What a query over large arrays
+        fetches stays close to what it needs.
         """
         with self._lock:
             self._n_asked += n_asked
@@ -426,13 +345,7 @@ class PublishedFiles:
         return allowed
 
     def read_file(self, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a file in order; the last comes after the file was compared with its hash.
-
-        Raises
-        ------
-        CorruptError
-            If they do not have the hash.
-        """
+        """Yield the bytes of a file in order; the last piece comes after the whole file was compared with its hash."""
         place = self.places[path]
         hashed, at = hashlib.sha256(), 0
         while True:
@@ -576,20 +489,11 @@ def _key(*parts: object) -> str:
 
 
 def plan_packs(files: Iterable[tuple[str, int, str]], most: int) -> dict[str, list[str]]:
-    """Distribute files over packs.
+    """Distribute files over packs: name of a pack -> paths of its files, in order.
 
-    Parameters
-    ----------
-    files : iterable of (str, int, str)
-        Path, length and SHA-256 of each, in order; the hash is empty where it is not known. A file never changes, so that a pack of the same files
-        has the same bytes.
-    most : int
-        Bytes of a pack, which only a larger file exceeds.
-
-    Returns
-    -------
-    dict of str to list of str
-        Name of a pack -> its files, in order.
+    `files` are path, length and SHA-256 of each, in order; the hash is empty where it is not known. A pack has at most
+    `most` bytes, unless it is one larger file. A file never changes, so a pack of the same files has the same bytes and
+    the same name.
 
     Examples
     --------

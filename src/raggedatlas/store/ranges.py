@@ -49,21 +49,11 @@ STEP_SECONDS, PATIENCE_STEPS = 0.001, 2_000
 
 
 class ObjectFacts(NamedTuple):
-    """What a store or server says of an object.
-
-    Parameters
-    ----------
-    n_bytes : int
-        Its size.
-    modified : int
-        When it was written, in whole seconds since 1970 (UTC), as nanoseconds; 0 where that is not known.
-    etag : str
-        Its ETag; empty where there is none.
-    """
+    """What a store or server says of an object."""
 
     n_bytes: int
-    modified: int
-    etag: str
+    modified: int  # when it was written, in whole seconds since 1970 (UTC), as nanoseconds; 0 where that is not known
+    etag: str  # empty where there is none
 
     @classmethod
     def of(cls, meta: "ObjectMeta") -> "ObjectFacts":
@@ -88,32 +78,14 @@ class _Span:
 
 
 class Blocks:
-    """The blocks of one remote file that are held, those fetched first removed first, and the numbers of those on their way.
+    """The blocks of one remote file that are held, and the numbers of those on their way.
 
-    Without locks: h5py calls a file object while it holds the lock of its library. A thread that would wait there for a lock of ours never
-    gets it if its holder, in a collection of garbage, waits for that of h5py. Operations on one key of a dictionary are atomic, and two
-    threads that fetch one block store equal bytes.
+    Opening fetches the first block; `facts` is what this answer said of the file. `shown` is its address in messages,
+    `block` the number of bytes of one block. Blocks that were fetched first are removed first.
 
-    Parameters
-    ----------
-    store, key : ObjectStore, str
-        Where the file is.
-    shown : str
-        Its address in messages.
-    block : int, optional
-        Bytes of one block.
-
-    Attributes
-    ----------
-    facts : ObjectFacts
-        What the first answer said of the file.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    StoreError
-        If the store cannot be reached, refuses access, or does not serve ranges.
+    Without locks: h5py calls a file object while it holds the lock of its library. A thread that would wait there for a
+    lock of ours never gets it if its holder, in a collection of garbage, waits for that of h5py. Operations on one key
+    of a dictionary are atomic, and two threads that fetch one block store equal bytes.
     """
 
     def __init__(self, store: "ObjectStore", key: str, shown: str, block: int = BLOCK) -> None:
@@ -255,10 +227,7 @@ def explained(path: str, error: BaseException) -> BaseException:
 class RemoteFile(io.RawIOBase):
     """A remote file as a file object of bytes; reads that follow each other fetch growing pieces ahead.
 
-    Parameters
-    ----------
-    blocks : Blocks
-        Shared by all open files of one `Location`.
+    All open files of one `Location` share their `Blocks`.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -319,13 +288,7 @@ class RemoteFile(io.RawIOBase):
         return bytes(room)
 
     def read_at(self, offset: int, room: memoryview) -> int:
-        """Read into a buffer from an offset, for several threads at once; return the number of bytes.
-
-        Raises
-        ------
-        StoreError
-            If the store fails, or the file was replaced or cut short.
-        """
+        """Read into a buffer from an offset and return the number of bytes; several threads may call this at once."""
         return self._blocks.read_into(offset, room)
 
     def load(self, ranges: Iterable[tuple[int, int]]) -> None:

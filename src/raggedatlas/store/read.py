@@ -61,27 +61,14 @@ _COLUMN_ENTRIES = 2**22
 
 @dataclass(frozen=True)
 class ArrayReader:
-    """Reads one stored array; frozen, picklable, usable from any thread. It holds no handle.
+    """Reads one stored array, without a handle or a request to open it; frozen, picklable, usable from any thread."""
 
-    Parameters
-    ----------
-    location : Location
-        The Zarr store.
-    spec : ArraySpec
-        What is stored; nothing is requested to open it.
-    threads : int
-        Threads that decode, at most 4; the result does not depend on them.
-    checksum : str
-        crc32c of all values as it was recorded when they were written, compared by `read_all`; empty where it is not known.
-    source : LinkedSource or None
-        The file that a linked array is in; None for arrays of the store.
-    """
-
-    location: Location
+    location: Location  # the Zarr store
     spec: ArraySpec
-    threads: int = DECODE_THREADS
+    threads: int = DECODE_THREADS  # that decode, at most 4; the result does not depend on them
+    # crc32c of all values as recorded when they were written, compared by `read_all`; empty where it is not known
     checksum: str = ""
-    source: LinkedSource | None = None
+    source: LinkedSource | None = None  # the file that a linked array is in; None for arrays of the store
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what was looked up behind when pickled: another process checks paths for itself."""
@@ -135,19 +122,10 @@ class ArrayReader:
         return (self.target, shard_key(self.spec.row_shape, number)) if within is None else (self.location, within.file)
 
     def shard(self, number: int, n_wanted: int = 0) -> Shard:
-        """Look up one shard: memory-mapped where local, else only its index, or all of it if it is part of a file and most is wanted.
+        """Look up one shard: memory-mapped where local, else only its index.
 
-        Parameters
-        ----------
-        number : int
-            Which shard.
-        n_wanted : int
-            Chunks of it that will be read.
-
-        Raises
-        ------
-        CorruptError
-            If it is missing or its index is wrong.
+        A remote shard that is part of a file comes as a whole where `n_wanted`, the number of its chunks that will be
+        read, is at least half of them, unless there is a disk cache, which keeps chunks.
         """
         n_chunks, within = self.spec.chunks_per_shard, self.spec.within
         if self.bundle is not None:
@@ -163,21 +141,12 @@ class ArrayReader:
 
 @dataclass(frozen=True)
 class TransposedReader(ArrayReader):
-    """Reads entries row by row, columns ascending, from arrays that have them column by column; each read reads all of these.
+    """Reads entries row by row, columns ascending, from arrays that have them column by column; each read reads all of these."""
 
-    Parameters
-    ----------
-    row_bounds, column_bounds : ArrayReader
-        Bounds of the entries of the rows, and of those of the columns (``csr/indptr`` and ``csc/indptr``).
-    rows : ArrayReader
-        Row of every entry (``csc/indices``).
-    values : ArrayReader or None
-        Values in the same order; None where the columns of the entries are read.
-    """
-
-    row_bounds: ArrayReader = field(kw_only=True)
-    column_bounds: ArrayReader = field(kw_only=True)
-    rows: ArrayReader = field(kw_only=True)
+    row_bounds: ArrayReader = field(kw_only=True)  # of the entries of the rows (``csr/indptr``)
+    column_bounds: ArrayReader = field(kw_only=True)  # of the entries of the columns (``csc/indptr``)
+    rows: ArrayReader = field(kw_only=True)  # row of every entry (``csc/indices``)
+    # Values in the same order; None where the columns of the entries are read
     values: ArrayReader | None = field(kw_only=True, default=None)
 
     @classmethod
@@ -214,31 +183,13 @@ def read_ranges(
 ) -> NDArray[Any]:
     """Read many row ranges and join them in the order asked.
 
-    Parameters
-    ----------
-    reader : ArrayReader
-        The array.
-    starts, ends : (k,) integers
-        Half-open ranges along the first axis; any order, may overlap, repeat or be empty.
-    out : (n, *row_shape), optional
-        Contiguous output of the array's dtype, n the sum of all lengths.
+    `starts` and `ends`, (k,), are half-open ranges along the first axis; they may be in any order, overlap, repeat or
+    be empty. The result is (n, *row_shape), n the sum of all lengths; `out` is a contiguous array of this shape and of
+    the array's dtype.
 
-    Returns
-    -------
-    (n, *row_shape) of the array's dtype
-
-    Raises
-    ------
-    CorruptError
-        If a range is outside the array, a shard is missing, or stored bytes are damaged.
-    LimitError
-        If more is asked than the stored bytes can hold.
-    SchemaError
-        If `out` does not fit.
-    StaleSourceError
-        If a linked file is not the one that was linked.
-    ValuesError
-        If values of a linked file, of which only a sample was looked at, are no counts.
+    Raises `CorruptError` if a range is outside the array, a shard is missing or stored bytes are damaged; `LimitError`
+    if more is asked than the stored bytes can hold; `StaleSourceError` if a linked file is not the one that was linked;
+    and `ValuesError` if values of a linked file, of which only a sample was looked at, are no counts.
     """
     first = np.ascontiguousarray(starts, dtype=np.int64)
     last = np.ascontiguousarray(ends, dtype=np.int64)
@@ -271,21 +222,7 @@ def read_ranges(
 
 
 def read_rows(reader: ArrayReader, rows: ArrayLike, out: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Read rows in the order asked; rows may repeat. See `read_ranges` for the errors.
-
-    Parameters
-    ----------
-    reader : ArrayReader
-        The array.
-    rows : (k,) integers
-        Row numbers.
-    out : (k, *row_shape), optional
-        Contiguous output.
-
-    Returns
-    -------
-    (k, *row_shape) of the array's dtype
-    """
+    """Read rows, given by their numbers, in the order asked; rows may repeat. See `read_ranges` for `out` and the errors."""
     first = np.ascontiguousarray(rows, dtype=np.int64)
     return read_ranges(reader, first, first + 1, out)
 
@@ -296,13 +233,7 @@ def read_slice(reader: ArrayReader, start: int, stop: int, out: NDArray[Any] | N
 
 
 def read_all(reader: ArrayReader) -> NDArray[Any]:
-    """Read an entire array and compare its checksum, where the reader has one.
-
-    Raises
-    ------
-    CorruptError
-        If the values are not those that were written. See `read_ranges` for the other errors.
-    """
+    """Read an entire array and compare its checksum, where the reader has one. See `read_ranges` for the other errors."""
     values = read_slice(reader, 0, reader.spec.n_rows)
     if reader.checksum and (found := f"{extend_checksum(0, values):08x}") != reader.checksum:
         raise CorruptError(
@@ -314,24 +245,8 @@ def read_all(reader: ArrayReader) -> NDArray[Any]:
 def read_bounds(reader: ArrayReader, n_rows: int, n_entries: int) -> NDArray[np.int64]:
     """Read the bounds of sparse rows or columns (an ``indptr``) and check them: kernels index memory by these numbers.
 
-    Parameters
-    ----------
-    reader : ArrayReader
-        The array of bounds.
-    n_rows : int
-        Rows (or columns) that they are the bounds of.
-    n_entries : int
-        Entries of all of them.
-
-    Returns
-    -------
-    (n_rows + 1,) int64
-        Ascending from 0 to `n_entries`.
-
-    Raises
-    ------
-    CorruptError
-        If the stored numbers are not such bounds. See `read_ranges` for the other errors.
+    The result, (n_rows + 1,), ascends from 0 to `n_entries`; `n_rows` is the number of rows or columns. Anything else
+    is a `CorruptError`; see `read_ranges` for the other errors.
     """
     spec = reader.spec
     if spec.shape != (n_rows + 1,) or np.dtype(spec.dtype).kind not in "iu":
@@ -351,21 +266,12 @@ def read_bounds(reader: ArrayReader, n_rows: int, n_entries: int) -> NDArray[np.
 
 
 class Verified(NamedTuple):
-    """What `verify` found.
+    """What `verify` found."""
 
-    Parameters
-    ----------
-    problems : list of str
-        At most 20 messages, one per bad chunk or shard; empty where all is well.
-    checksum : str or None
-        crc32c of the little-endian bytes of all values, as in `ArrayWriter.checksum`; None if there are problems.
-    shards : str or None
-        `hash_shards` of the bytes that were read; None if there are problems, zarr-python has read them, or there are no shards: the array
-        is linked.
-    """
-
-    problems: list[str]
+    problems: list[str]  # at most 20 messages, one per bad chunk or shard; empty where all is well
+    # crc32c of the little-endian bytes of all values, as in `ArrayWriter.checksum`; None if there are problems
     checksum: str | None
+    # `hash_shards` of the bytes read; None if there are problems, zarr-python read them, or the array is linked
     shards: str | None
 
 
@@ -466,23 +372,15 @@ def _linked_array(reader: ArrayReader) -> FileArray | None:
 
 
 class LinkedCost(NamedTuple):
-    """What a read of a linked array takes.
+    """What a read of a linked array takes."""
 
-    Parameters
-    ----------
-    n_chunks, n_fetched : int
-        Chunks that it touches, and their stored bytes.
-    n_used : int
-        Bytes of the values that are asked for.
-    """
-
-    n_chunks: int
-    n_fetched: int
-    n_used: int
+    n_chunks: int  # chunks that it touches
+    n_fetched: int  # stored bytes that it fetches
+    n_used: int  # bytes of the values that are asked for
 
 
 def linked_cost(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> LinkedCost:
-    """Estimate what a read of ranges takes, from the references alone; the file is not looked at. See `read_ranges` for parameters and errors."""
+    """Estimate what a read of ranges, as of `read_ranges`, takes, from the references alone; the file is not looked at."""
     spec, link = reader.spec, reader.spec.linked
     if isinstance(reader, TransposedReader):
         every = np.zeros(1, np.int64), np.array([spec.n_rows])
@@ -739,14 +637,11 @@ def _decode_run(
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the pieces of a plan go, and the room of one thread.
-
-    `scratch` has room for a decoded chunk, `fill` is one row of fill values.
-    """
+    """Where the pieces of a plan go, and the room of one thread."""
 
     plan: ChunkPieces
-    scratch: NDArray[Any]
-    fill: NDArray[Any]
+    scratch: NDArray[Any]  # room for a decoded chunk
+    fill: NDArray[Any]  # one row of fill values
     out: NDArray[Any]
 
     @cached_property

@@ -21,20 +21,11 @@ _MAGIC = b"RAPLAN01"
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Records in memory or in a file.
+    """Records in memory or in a file."""
 
-    Parameters
-    ----------
-    array : (n,) structured array
-        The records, read-only if they are mapped.
-    facts : mapping
-        What was stored with them, of types that JSON has.
-    path : Path or None
-        The file, by which other processes map the same memory; None if they are in memory, or in a file without a name.
-    """
-
-    array: NDArray[Any]
-    facts: Mapping[str, Any]
+    array: NDArray[Any]  # (n,) structured; read-only if it is mapped
+    facts: Mapping[str, Any]  # what was stored with them, of types that JSON has
+    # The file, by which other processes map the same memory; None if they are in memory, or in a file without a name
     path: Path | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,13 +36,7 @@ class Records:
 
 
 def map_records(path: Path) -> Records:
-    """Map a file of `RecordFolder`.
-
-    Raises
-    ------
-    StoreError
-        If it is gone, or not complete.
-    """
+    """Map a file of `RecordFolder`. Raises `StoreError` if it is gone or not complete."""
     try:
         with RecordFolder(path.parent, 0).open(path.stem) as handle:
             if handle is None:
@@ -118,23 +103,9 @@ class RecordFolder(CacheFolder):
     def write(
         self, key: str, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]], facts: Mapping[str, Any]
     ) -> Records:
-        """Write records block by block, and map them.
+        """Write records block by block, and map them; `find` finds them under the key.
 
-        Parameters
-        ----------
-        key : str
-            Under which `find` finds them.
-        dtype : numpy dtype
-            Of a record.
-        blocks : iterable of (k,) arrays
-            The records; iterated once.
-        facts : mapping
-            What is stored with them; it may be filled while the blocks are made.
-
-        Raises
-        ------
-        OSError
-            If the disk is full.
+        `blocks` are iterated once; `facts` may be filled while they are made. Raises `OSError` if the disk is full.
         """
         with contextlib.ExitStack() as stack:
             unfinished = None

@@ -28,7 +28,7 @@ _NAMES, _LENGTHS, _PROBE = b"raggedatlas.arrays", b"raggedatlas.n_chunks", b"rag
 
 
 def references_file(uid: str, sha256: str) -> str:
-    """Return the path of the references of a dataset below the Zarr store, where they are a file of their own; in a bundle, the name of its member.
+    """Return the path of a dataset's references below the Zarr store; in a bundle, the name of their member.
 
     Examples
     --------
@@ -41,60 +41,32 @@ def references_file(uid: str, sha256: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class SourceObjects:
-    """The files or objects that make up a source, as they were when it was linked.
+    """The files or objects that make up a source, as they were when it was linked."""
 
-    Parameters
-    ----------
-    keys : tuple of str
-        Path of each below the source; a source that is one file has one object, ``""``.
-    n_bytes : (n,) int64
-        Size of each.
-    modified : (n,) int64
-        When each was written, in nanoseconds since 1970 (UTC); 0 where that is not known.
-    etags : tuple of str
-        ETag of each, as the store or server gave it; empty where there is none.
-    probe : str
-        SHA-256 of the first and last 4,096 bytes of a source that is one file; empty for others.
-    """
-
-    keys: tuple[str, ...]
-    n_bytes: NDArray[np.int64]
+    keys: tuple[str, ...]  # path of each below the source; a source that is one file has one object, ``""``
+    n_bytes: NDArray[np.int64]  # (n,): size of each
+    # (n,): when each was written, in nanoseconds since 1970 (UTC); 0 where that is not known
     modified: NDArray[np.int64]
-    etags: tuple[str, ...]
-    probe: str = ""
+    etags: tuple[str, ...]  # ETag of each, as the store or server gave it; empty where there is none
+    probe: str = ""  # SHA-256 of the first and last 4,096 bytes of a source that is one file; empty for others
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkTable:
     """Where the chunks of one array are, in the C order of their grid.
 
-    An array that is stored in one piece without codecs (HDF5: contiguous) has one entry, of the size of the whole array.
-
-    Parameters
-    ----------
-    objects : (n,) int32
-        The object that each is in.
-    offsets : (n,) int64
-        Its first byte there.
-    sizes : (n,) int64
-        Its stored bytes; -1 where it is not stored, which means fill values.
+    An array that is stored in one piece without codecs (HDF5: contiguous) has one entry, of the size of the whole
+    array.
     """
 
-    objects: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    objects: NDArray[np.int32]  # (n,): number of the object that each is in
+    offsets: NDArray[np.int64]  # (n,): its first byte there
+    sizes: NDArray[np.int64]  # (n,): its stored bytes; -1 where it is not stored, which means fill values
 
 
 @dataclass(frozen=True, eq=False)
 class References:
     """The references of one source.
-
-    Parameters
-    ----------
-    objects : SourceObjects
-        Its files.
-    arrays : mapping of str to ChunkTable
-        Name of each array -> its chunks.
 
     Examples
     --------
@@ -106,7 +78,7 @@ class References:
     """
 
     objects: SourceObjects
-    arrays: Mapping[str, ChunkTable]
+    arrays: Mapping[str, ChunkTable]  # name of each array -> its chunks
 
     @property
     def nbytes(self) -> int:
@@ -156,20 +128,7 @@ class References:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "References":
-        """Read what `to_bytes` wrote.
-
-        Parameters
-        ----------
-        data : bytes
-            The file.
-        where : str
-            Its name, for messages.
-
-        Raises
-        ------
-        CorruptError
-            If it is something else, or a chunk is outside of its object.
-        """
+        """Read what `to_bytes` wrote; `where` names it in messages. A chunk outside of its object is a `CorruptError`, too."""
         try:
             return cls._parse(data)
         except (

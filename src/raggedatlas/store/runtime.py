@@ -53,8 +53,8 @@ def _pool(pid: int, kind: str) -> ThreadPoolExecutor:
 def map_decode(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """Apply `function` to every item on the calling thread and the decoding threads, together as many as cores.
 
-    Every thread takes the next item when it has finished one, so calls may be nested. The error of the first failed item is
-    raised after all items have been processed.
+    Every thread takes the next item when it has finished one, so calls may be nested. The error of the first failed
+    item is raised after all items have been processed.
     """
     if len(items) == 1:
         return [function(items[0])]
@@ -127,14 +127,9 @@ def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
 def prefetch(items: Iterable[A], depth: int = 1) -> Generator[A, None, None]:
     """Iterate while the next items are produced on a background thread.
 
-    Close the generator (`contextlib.closing`) where the iteration may end early; an item in production is waited for.
-
-    Parameters
-    ----------
-    items : iterable
-        Used from the background thread alone. What it raises is raised here, in its turn.
-    depth : int
-        How many items may be ready before the caller asks for them.
+    `items` is used from the background thread alone; what it raises is raised here, in its turn. `depth` items may be
+    ready before the caller asks for them. Close the generator (`contextlib.closing`) where the iteration may end early;
+    an item in production is waited for.
 
     Examples
     --------
@@ -154,21 +149,9 @@ def prefetch_map(
 ) -> Generator[B, None, None]:
     """Apply `function` to items on background threads, a bounded number ahead, and yield the results in order.
 
-    Parameters
-    ----------
-    function : callable
-        Runs on any of the threads.
-    items : iterable
-        Iterated on the caller's thread.
-    threads : int
-        How many threads; 0 computes on the caller's thread on demand.
-    depth : int
-        Results that are finished or being computed beyond the one handed over.
-
-    Raises
-    ------
-    Exception
-        What `function` raised, when its turn comes; nothing is started after it.
+    `items` is iterated on the caller's thread; with `threads` of 0 the results are computed there, too, on demand.
+    `depth` results are finished or being computed beyond the one handed over. What `function` raised is raised when its
+    turn comes; nothing is started after it.
 
     Examples
     --------
@@ -201,13 +184,9 @@ def _take_one(iterator: Iterator[A]) -> tuple[A, ...]:
 class BackgroundWriter:
     """Runs jobs one after the other on one background thread while the caller prepares the next.
 
-    Leaving the context waits for all jobs and raises the error of a failed one. If the context is left with an error, the
-    running job is waited for, the others are cancelled, and their errors are dropped.
-
-    Parameters
-    ----------
-    depth : int
-        How many jobs may be unfinished.
+    At most `depth` jobs are unfinished. Leaving the context waits for all jobs and raises the error of a failed one. If
+    the context is left with an error, the running job is waited for, the others are cancelled, and their errors are
+    dropped.
 
     Examples
     --------
@@ -243,23 +222,14 @@ class BackgroundWriter:
     def __call__(self, job: Callable[[], object]) -> None:
         """Queue a job; block until the oldest has finished where `depth` jobs are unfinished.
 
-        Raises
-        ------
-        Exception
-            What an earlier job raised; no job is started after it.
+        What an earlier job raised is raised here; no job is started after it.
         """
         if len(self._running) == self._depth:
             self._running.popleft().result()
         self._running.append(self._pool.submit(self._run, job))
 
     def join(self) -> None:
-        """Wait until all jobs have finished.
-
-        Raises
-        ------
-        Exception
-            What a job raised.
-        """
+        """Wait until all jobs have finished; raise what one of them raised."""
         while self._running:
             self._running.popleft().result()
 
@@ -277,12 +247,7 @@ class BackgroundWriter:
 class LRUCache(Generic[V]):
     """A thread-safe dictionary that keeps the most recently used entries.
 
-    Parameters
-    ----------
-    size : int
-        How much is kept.
-    weigh : callable, optional
-        How much an entry counts; without it, `size` is a number of entries.
+    `size` limits the sum of what `weigh` returns for the entries; without `weigh`, their number.
     """
 
     def __init__(self, size: int, weigh: Callable[[V], int] | None = None) -> None:
@@ -367,13 +332,6 @@ class ScratchFile:
 
     Its memory belongs to the page cache, which the system may write out and reuse.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Of the values.
-    row_shape : tuple of int
-        Shape of a row.
-
     Examples
     --------
     >>> with ScratchFile(np.int32) as file:
@@ -396,13 +354,7 @@ class ScratchFile:
         self._file.close()
 
     def append(self, values: NDArray[Any]) -> None:
-        """Append rows.
-
-        Raises
-        ------
-        StoreError
-            If the disk is full.
-        """
+        """Append rows, converted to the dtype of the file."""
         with _scratch_errors():
             self._file.write(np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data)
         self.n_rows += len(values)
@@ -431,13 +383,7 @@ class ScratchFile:
 
 
 def scratch_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of any content, of at least one axis: in memory if it is small, else in a `ScratchFile`.
-
-    Raises
-    ------
-    StoreError
-        If the disk is full.
-    """
+    """Return an array of any content, of at least one axis: in memory if it is small, else in a `ScratchFile`."""
     kind = np.dtype(dtype)
     if int(np.prod(shape, dtype=np.int64)) * kind.itemsize <= _SCRATCH_BYTES:
         return np.empty(shape, kind)
@@ -460,15 +406,9 @@ def _scratch_errors() -> Iterator[None]:
 class BufferPool:
     """Memory of results that is reused once no array refers to it.
 
-    An array from `take` owns its memory as long as it or any view of it lives, so a batch that is kept never changes; only
-    released memory is handed out again. Fresh memory costs a page fault per 4 KiB, which takes as long as reading.
-
-    Parameters
-    ----------
-    n_kept : int
-        How many free buffers are kept; 0 disables reuse.
-    most_bytes : int, optional
-        Limit on the bytes of all free buffers.
+    An array from `take` owns its memory as long as it or any view of it lives, so a batch that is kept never changes;
+    only released memory is handed out again. Fresh memory costs a page fault per 4 KiB, which takes as long as reading.
+    At most `n_kept` free buffers, of `most_bytes` in all, are kept; 0 disables reuse.
     """
 
     def __init__(self, n_kept: int = 8, most_bytes: int | None = None) -> None:
@@ -521,7 +461,7 @@ def find_shared(name: str) -> Any | None:  # noqa: ANN401  (what `share` was giv
 
 
 def shared_pool() -> BufferPool:
-    """Return the pool shared by everything that processes large blocks at the same time; it lives while one of them does.
+    """Return the pool shared by all that process large blocks at the same time; it lives while one of them does.
 
     Examples
     --------
@@ -557,17 +497,10 @@ def warnings_as(
 ) -> Iterator[None]:
     """Ignore warnings, or raise them as errors, inside the context.
 
-    Python has one list of warning filters for all threads: two threads that changed it at the same time would restore each
-    other's, permanently. So only one thread at a time may be inside.
+    Python has one list of warning filters for all threads: two threads that changed it at the same time would restore
+    each other's, permanently. So only one thread at a time may be inside.
 
-    Parameters
-    ----------
-    action : {"ignore", "error"}
-        What happens to a warning.
-    category : type
-        Which warnings.
-    message : str
-        Regular expression that matches the beginning of their message.
+    `message` is a regular expression that matches the beginning of a warning's message.
 
     Examples
     --------
@@ -583,8 +516,8 @@ def warnings_as(
 def release_unused_memory() -> None:
     """Return freed memory of Arrow's pool, and of the C library where it supports that, to the system.
 
-    Reading a long column leaves many small freed blocks, which the C library keeps for the thread that allocated them; other
-    threads would allocate new memory instead of reusing it.
+    Reading a long column leaves many small freed blocks, which the C library keeps for the thread that allocated them;
+    other threads would allocate new memory instead of reusing it.
 
     Examples
     --------

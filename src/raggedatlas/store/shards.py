@@ -47,13 +47,7 @@ def compose_shard(runs: Sequence[EncodedChunks], n_slots: int) -> list[Piece]:
 
 
 def compose_index(index: NDArray[np.int64]) -> bytes:
-    """Encode a shard index; the inverse of `parse_index`.
-
-    Parameters
-    ----------
-    index : (n_chunks, 2) int64
-        Offset and size of every chunk; size -1 where the chunk is not stored.
-    """
+    """Encode a shard index, as `parse_index` returns it."""
     entries = index.astype("<u8")
     entries[index[:, 1] < 0] = ABSENT
     table = entries.tobytes()
@@ -63,24 +57,8 @@ def compose_index(index: NDArray[np.int64]) -> bytes:
 def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
     """Read a shard index and check it against its checksum and the size of the shard.
 
-    Parameters
-    ----------
-    tail : bytes-like
-        The last `index_bytes` bytes of the shard.
-    shard_size : int
-        Size of the shard in bytes.
-    where : str
-        The shard's name for messages.
-
-    Returns
-    -------
-    (n_chunks, 2) int64
-        Offset and size of every chunk; size -1 where the chunk is not stored.
-
-    Raises
-    ------
-    CorruptError
-        If the checksum does not match or a chunk is outside the shard.
+    `tail` has the last `index_bytes` bytes of the shard. The result, (n_chunks, 2), is offset and size of every chunk;
+    size -1 where it is not stored. `where` names the shard in messages.
     """
     data = np.frombuffer(tail, dtype=np.uint8)
     if not has_checksum(data):
@@ -101,24 +79,12 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Shard:
-    """One stored shard: its index, its size, and its bytes where they are mapped.
+    """One stored shard: its index, its size, and its bytes where they are mapped or were fetched with the index."""
 
-    Parameters
-    ----------
-    index : (n_chunks, 2) int64
-        Offset and size of every chunk; size -1 where the chunk is not stored.
-    size : int
-        Size of the shard in bytes.
-    data : (size,) uint8 or None
-        The bytes, mapped where they are local; None where chunks have to be fetched.
-    stamp : tuple
-        What tells that the file has changed since.
-    """
-
-    index: NDArray[np.int64]
-    size: int
-    data: NDArray[np.uint8] | None = None
-    stamp: tuple[int, ...] = ()
+    index: NDArray[np.int64]  # (n_chunks, 2): offset and size of every chunk; size -1 where it is not stored
+    size: int  # bytes of the shard
+    data: NDArray[np.uint8] | None = None  # (size,); None where chunks have to be fetched
+    stamp: tuple[int, ...] = ()  # what tells that the file has changed since
 
 
 def _map_file(descriptor: int, n_bytes: int) -> NDArray[np.uint8]:
@@ -165,23 +131,9 @@ SMALL_SHARD = 32 * 2**10
 def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None, span: Span | None = None) -> Shard:
     """Map a local shard and read its index; kept among the 256 used last while the file does not change.
 
-    Parameters
-    ----------
-    file : Path or str
-        Of the shard; a str is looked up faster.
-    n_chunks : int
-        How many chunks it has room for.
-    within : Path or None
-        A folder below which neither the file nor a folder above it may be a symlink.
-    span : Span or None
-        The part of the file that is the shard; None for all of it.
-
-    Raises
-    ------
-    CorruptError
-        If the file is missing, too short, or its index is wrong.
-    StoreError
-        If it is reached by a symlink below `within`.
+    A str as `file` is looked up faster than a Path. Neither the file nor a folder above it, up to `within`, may be a
+    symlink (`StoreError`). `span` is the part of the file that is the shard; None for all of it. A shard that is
+    missing or cut short, or has a wrong index, is a `CorruptError`.
     """
     try:
         info = os.stat(file)  # noqa: PTH116 - at every read of a shard
@@ -230,13 +182,7 @@ def _open_file(file: Path, n_chunks: int, within: Path | None) -> NDArray[np.uin
 
 
 def fetch_part(location: Location, span: Span, n_chunks: int) -> Shard:
-    """Fetch a shard that is part of a remote file, in one request; kept among the 32 used last.
-
-    Raises
-    ------
-    CorruptError
-        If the file is missing or too short, or the shard's index is wrong.
-    """
+    """Fetch a shard that is part of a remote file, in one request; kept among the 32 used last."""
     parts: LRUCache[Shard] = process_cache("parts")
     key = (location.uri, span, n_chunks, *location.storage_options.items())
     return parts.get_or_make(key, lambda: fetch_shard(location, span.file, n_chunks, span))
@@ -253,13 +199,7 @@ def fetch_shard(location: Location, key: str, n_chunks: int, span: Span | None =
 
 
 def parse_shard(stored: bytes, n_chunks: int, name: str) -> Shard:
-    """Return a shard of which all bytes are given.
-
-    Raises
-    ------
-    CorruptError
-        If they are too few, or the index is wrong.
-    """
+    """Return a shard of which all bytes are given; `name` is for messages."""
     data = np.frombuffer(stored, np.uint8)
     if data.size < index_bytes(n_chunks):
         raise _cut_short(name, data.size, n_chunks)
@@ -267,23 +207,10 @@ def parse_shard(stored: bytes, n_chunks: int, name: str) -> Shard:
 
 
 def fetch_index(location: Location, key: str, n_chunks: int, span: Span | None = None) -> Shard:
-    """Fetch the index of a remote shard in one request; kept among the 4,096 used last, and in the disk cache if there is one.
+    """Fetch the index of a remote shard, from the disk cache or else in one request; kept among the 4,096 used last.
 
-    A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks instead.
-
-    Parameters
-    ----------
-    location, key : Location, str
-        Where the file is.
-    n_chunks : int
-        How many chunks the shard has room for.
-    span : Span or None
-        The part of the file that is the shard; None for all of it.
-
-    Raises
-    ------
-    CorruptError
-        If the shard is missing, too short, or its index is wrong.
+    A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks
+    instead. `span` is the part of the file that is the shard; None for all of it.
     """
     cache_key = (_shard_name(location, key, span), n_chunks, *location.storage_options.items())
     indexes: LRUCache[Shard] = process_cache("indexes")
@@ -332,20 +259,9 @@ def fetch_chunks(
 ) -> list[NDArray[np.uint8]]:
     """Fetch stored chunks of one remote shard, from the disk cache where they are held; near ones share a request.
 
-    Parameters
-    ----------
-    location, key : Location, str
-        Where the file is.
-    shard : Shard
-        The result of `fetch_index`.
-    index : (k, 2) int64
-        Offset and size of the wanted chunks.
-    span : Span or None
-        The part of the file that is the shard; None for all of it.
-
-    Returns
-    -------
-    list of k uint8 arrays
+    `shard` is the result of `fetch_index`; `index`, (k, 2), has offset and size of the wanted chunks within the shard.
+    `span` is the part of the file that is the shard; None for all of it. The result has the bytes of the k chunks, in
+    this order.
     """
     cache, name = location.disk_cache, _cache_name(location, _shard_name(location, key, span))
     within = np.array([0 if span is None else span.offset, 0], np.int64)
@@ -398,12 +314,8 @@ def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[
 def cheap_gap(starts: NDArray[np.int64], ends: NDArray[np.int64], most: int) -> int:
     """Return up to which gap ranges are fetched by one request, so that at most a fifth more is fetched than wanted.
 
-    Parameters
-    ----------
-    starts, ends : (n,) int64
-        The ranges.
-    most : int
-        Bytes that are fetched in the time of another request.
+    `starts` and `ends`, (n,), are the ranges, in any order. `most` bytes are fetched in the time of another request;
+    the gap is never larger.
 
     Examples
     --------
@@ -479,10 +391,8 @@ def shards_below(folder: str, keys: Iterable[str]) -> dict[int, str]:
 def hash_shards(hashed: Mapping[int, bytes]) -> str:
     """Return the SHA-256 over what `hash_shard` gives for every shard of an array, in their order.
 
-    Parameters
-    ----------
-    hashed : mapping of int to bytes
-        Number of a shard -> length and hash. Where the bytes are, in files of their own or in a bundle, is no part of it.
+    `hashed` maps shard numbers to length and hash. Where the bytes are, in files of their own or in a bundle, is no
+    part of it.
 
     Examples
     --------

@@ -30,16 +30,11 @@ _PLAIN_PARAMETERS = frozenset({"download", "dl", "raw", "versionid"})
 class SourceAccess:
     """Finds the files that the datasets of an atlas are linked to, if they may be read.
 
-    Parameters
-    ----------
-    atlas : Location
-        The atlas; addresses of local files near it are relative to it.
-    rule : {"allow", "deny", "ask"} or callable
-        ``"allow"`` reads the files that records name, ``"deny"`` none, ``"ask"`` asks on the terminal once for each file; a callable takes
-        an address and returns whether it may be read, or the storage options to read it with.
+    The rule ``"allow"`` reads the files that records name, ``"deny"`` none, and ``"ask"`` asks on the terminal once for
+    each file; a callable takes an address and returns whether it may be read, or the storage options to read it with.
     """
 
-    atlas: Location
+    atlas: Location  # addresses of local files near the atlas are relative to it
     rule: Sources = "allow"
     _known: dict[str, Location | None] = field(default_factory=dict, repr=False, compare=False)
     _copies: frozenset[str] | None = field(default=None, init=False, repr=False, compare=False)
@@ -63,14 +58,9 @@ class SourceAccess:
         self._known[source] = place
 
     def open_link(self, link: Link, uid: str, dataset: str) -> LinkedSource:
-        """Return what an array is linked to: the copy of the file in a mirror, or else the file at the recorded address, as `open` does.
+        """Return what an array is linked to: the copy of the file in a mirror, else the file at the recorded address.
 
-        Parameters
-        ----------
-        link : Link
-            What the record of the array has.
-        uid, dataset : str
-            Uid and name of the dataset.
+        `uid` and `dataset` are uid and name of the dataset.
         """
         copy = copy_path(uid, link.sha256)
         if copy in self.copies():
@@ -78,13 +68,7 @@ class SourceAccess:
         return self.open(link.source, dataset)
 
     def open(self, source: str, dataset: str) -> LinkedSource:
-        """Return a source, found by its recorded address.
-
-        Raises
-        ------
-        StoreError
-            If it may not be read.
-        """
+        """Return a source, found by its recorded address, if it may be read."""
         if source not in self._known:
             self._known[source] = self._decide(source)
         place = self._known[source]
@@ -139,7 +123,7 @@ class SourceAccess:
 
 
 def copy_path(uid: str, sha256: str) -> str:
-    """Return the path, below the Zarr store, of the copy of what a dataset is linked to: a file, or a folder as the original is one.
+    """Return the path below the Zarr store of the copy of a linked source: a file, or a folder if the original is one.
 
     Examples
     --------
@@ -155,13 +139,7 @@ def copy_manifest(path: str) -> str:
 
 
 def read_copies(atlas: Location) -> frozenset[str]:
-    """Return which copies of linked files an atlas has, as paths below its Zarr store.
-
-    Raises
-    ------
-    CorruptError
-        If the list is damaged.
-    """
+    """Return which copies of linked files an atlas has, as paths below its Zarr store."""
     try:
         text = atlas.child("zarr_store").read_bytes(COPIES).decode(errors="replace")
     except NotFoundError:
@@ -190,12 +168,8 @@ def _is_picklable(rule: object) -> bool:
 def recorded_address(place: AnyPath, atlas: Location) -> str:
     """Return the address of a file as an atlas records it.
 
-    A local file below the folder of the atlas or next to it is named relative to the atlas, so that both can be moved together.
-
-    Raises
-    ------
-    SourceError
-        If the address of a web server holds what may be a secret, or the file is local and the atlas is not.
+    A local file below the folder of the atlas or next to it is named relative to the atlas, so that both can be moved
+    together. Refused are web addresses that may hold a secret, and local files if the atlas is not local.
 
     Examples
     --------

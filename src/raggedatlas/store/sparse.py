@@ -17,18 +17,7 @@ _ENTRIES_PER_THREAD = 2**18
 
 
 def count_columns(indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:
-    """Count how often every column is named.
-
-    Parameters
-    ----------
-    indices : (nnz,) integers
-        Columns; those outside ``0..n_columns - 1`` are not counted.
-    n_columns : int
-        Number of columns.
-
-    Returns
-    -------
-    (n_columns,) int64
+    """Count how often every column is named; columns outside ``0..n_columns - 1`` are not counted.
 
     Examples
     --------
@@ -46,25 +35,9 @@ def count_kept(
 ) -> NDArray[np.int64]:
     """Count the entries of every row whose column is kept.
 
-    Parameters
-    ----------
-    indptr : (n_rows + 1,) int64
-        Row bounds; need not start at 0.
-    indices : (nnz,) integers
-        Columns as stored.
-    column_map : (n_columns,) int32 or int64
-        New column of every old one, or -1 where it is left out.
-    what : str
-        What has the columns, for messages.
-
-    Returns
-    -------
-    (n_rows,) int64
-
-    Raises
-    ------
-    CorruptError
-        If the bounds fall or go beyond the entries, or a column is beyond the map.
+    `indptr`, (n_rows + 1,), need not start at 0. `column_map`, int32 or int64, has the new column of every old one, or
+    -1 where it is left out. `what` names what has the columns in messages. Bounds that fall or go beyond the entries,
+    and columns beyond the map, are a `CorruptError`.
     """
     counts, where = np.zeros(len(indptr) - 1, np.int64), c_int64()
     rows = csr_of(indptr, indices)
@@ -74,13 +47,7 @@ def count_kept(
 
 
 def refuse_rows(fault: int, what: str, row: int | None, n_columns: int) -> None:
-    """Raise the error of a compiled function over rows.
-
-    Raises
-    ------
-    CorruptError
-        If bounds fall or go beyond the entries, a column is beyond the last, or a row names one twice.
-    """
+    """Raise the `CorruptError` that the status of a compiled function over rows stands for; other statuses pass."""
     says = {
         BAD_BOUNDS: "has bounds that fall or go beyond its entries",
         BAD_COLUMN: f"names a column that it has not got: there are {n_columns:,}",
@@ -102,25 +69,10 @@ def map_rows(
 ) -> int:
     """Write the new columns of every row, ascending, and where each entry came from; on several threads where it pays.
 
-    Parameters
-    ----------
-    indptr : (n_rows + 1,) int64
-        Row bounds.
-    indices : (nnz,) integers
-        Columns as stored, in any order.
-    column_map : (n_stored,) int32 or int64
-        New column of every old one, or -1 where it is left out; of the dtype of `out`.
-    n_columns : int
-        How many new columns there are.
-    targets : (n_rows,) int64
-        First output entry of every row.
-    out, at : (n_out,) arrays
-        Columns; and positions in `indices`.
-
-    Returns
-    -------
-    int
-        GOOD, UNSORTED where a row had to be sorted, or a fault: REPEATED, BAD_COLUMN, BAD_BOUNDS.
+    `indices` are columns in any order. `column_map`, of the dtype of `out` (int32 or int64), has the new column of
+    every old one, or -1 where it is left out. `targets`, (n_rows,), is the first output entry of every row; `out` gets
+    the new columns, `at` positions in `indices`. Returns GOOD, UNSORTED where a row had to be sorted, or a fault:
+    REPEATED, BAD_COLUMN, BAD_BOUNDS.
     """
 
     def fill(span: tuple[int, int]) -> int:
@@ -158,28 +110,12 @@ def remap_csr(
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
     """Send the columns of CSR rows through a map, drop those mapped to -1, and sort every row.
 
-    Parameters
-    ----------
-    indptr : (n_rows + 1,) int64
-        Row bounds, starting at 0.
-    indices : (nnz,) integers
-        Column of every value, in any order.
-    values : (nnz,) any fixed-size dtype
-        The values.
-    column_map : (n_columns,) int64
-        New column of every old one, or -1 to drop it.
-    n_out : int
-        Number of new columns; columns are int32 where that is enough, else int64.
+    `indptr` starts at 0, and `indices` may be in any order. `column_map` has the new column of every old one, of
+    `n_out`, or -1 to drop it. Returns bounds, columns (int32 where that is enough for `n_out`, else int64) and values
+    of the same dtype; entries of equal column keep their order.
 
-    Returns
-    -------
-    (indptr, indices, values)
-        int64 bounds, int32 or int64 columns, values of the same dtype. Entries of equal column keep their order.
-
-    Raises
-    ------
-    CorruptError
-        If the bounds fall or go beyond the entries, or a column is beyond `column_map` or maps beyond `n_out`.
+    Bounds that fall or go beyond the entries, and columns that are beyond the map or mapped beyond `n_out`, are a
+    `CorruptError`.
     """
     places = column_map.astype(np.int32 if n_out <= np.iinfo(np.int32).max else np.int64)
     bounds = np.zeros(len(indptr), np.int64)
@@ -199,24 +135,7 @@ def remap_csr(
 def sorting_order(indptr: NDArray[np.int64], indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:
     """Find the order that sorts the entries of every row by column; equal columns keep their order.
 
-    Parameters
-    ----------
-    indptr : (n_rows + 1,) int64
-        Row bounds, starting at 0.
-    indices : (nnz,) integers
-        Columns.
-    n_columns : int
-        Number of columns.
-
-    Returns
-    -------
-    (nnz,) int64
-        ``indices[order]`` ascends in every row.
-
-    Raises
-    ------
-    CorruptError
-        If the bounds fall or go beyond the entries, or a column is beyond the last.
+    `indptr` starts at 0. With the result, ``indices[order]`` ascends in every row. Errors are those of `remap_csr`.
 
     Examples
     --------
@@ -244,19 +163,8 @@ def move_runs(
 ) -> None:
     """Copy runs of values, ``out[targets[i] : targets[i] + counts[i]] = values[starts[i] : starts[i] + counts[i]]``.
 
-    Parameters
-    ----------
-    values : (n,) any fixed-size dtype
-        What is copied, converted to the dtype of `out`.
-    starts, counts, targets : (n_runs,) int64
-        The runs.
-    out : (n_out,) any fixed-size dtype
-        Written to.
-
-    Raises
-    ------
-    CorruptError
-        If a run lies outside `values` or `out`; then some runs may have been copied.
+    `values` are converted to the dtype of `out`. If a run lies outside `values` or `out`, a `CorruptError` is raised,
+    and some runs may have been copied.
 
     Examples
     --------
@@ -273,15 +181,8 @@ def move_runs(
 def scan_integers(values: NDArray[Any]) -> tuple[int, int, bool]:
     """Scan floats that are probably all whole numbers; several times faster than looking for those that are not.
 
-    Parameters
-    ----------
-    values : (n,) float32 or float64
-        At least one.
-
-    Returns
-    -------
-    tuple
-        Smallest and largest value, and whether all values are whole and within 32 bits; if not, the first two mean nothing.
+    `values` are float32 or float64, at least one. Returns the smallest and the largest, and whether all are whole and
+    within 32 bits; if not, the first two mean nothing.
     """
     bounds = np.empty(2, np.int64)
     whole = library().ra_scan_whole(values, values.size, values.itemsize, bounds)
@@ -291,26 +192,9 @@ def scan_integers(values: NDArray[Any]) -> tuple[int, int, bool]:
 def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool) -> tuple[CsrBlock, int]:
     """Sort the entries of each row by column and sum those that name a column twice.
 
-    Parameters
-    ----------
-    block : CsrBlock
-        As the source has it.
-    key : str
-        The matrix, for messages.
-    first_row : int
-        Row of the matrix that the block starts at.
-    sum_duplicates : bool
-        Whether duplicates are summed or refused.
-
-    Returns
-    -------
-    tuple
-        The block, indices uint32 and strictly ascending in each row, and how many entries were summed away.
-
-    Raises
-    ------
-    SourceError
-        If a row names a column twice and `sum_duplicates` is false.
+    Without `sum_duplicates`, a row that names a column twice is a `SourceError`. Returns the block, its indices uint32
+    and strictly ascending in each row, and how many entries were summed away. `key` names the matrix in messages;
+    `first_row` is its row that the block starts at.
     """
     given, where = csr_of(block.indptr, block.indices), c_int64()
     fault = library().ra_check_order(byref(given), block.n_cols, byref(where))

@@ -29,21 +29,11 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A column of the cell table that a filter compares.
+    """A column of the cell table that a filter compares."""
 
-    Parameters
-    ----------
-    name : str
-        Its stored name.
-    type : pyarrow.DataType
-        Its stored type.
-    kind : str
-        NumPy dtype it had in its file; empty when unknown.
-    """
-
-    name: str
-    type: pa.DataType
-    kind: str = ""
+    name: str  # as stored
+    type: pa.DataType  # as stored
+    kind: str = ""  # NumPy dtype it had in its file; empty when unknown
 
     @property
     def family(self) -> str:
@@ -178,17 +168,9 @@ def negation(condition: str) -> str:
 
 
 def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
-    """Write a value as an SQL literal.
+    """Write a value as an SQL literal: text, a bool, a number, a datetime or date, or the NumPy scalar of one.
 
-    Parameters
-    ----------
-    value : str, bool, int, float, datetime or date
-        Or the NumPy scalar of one.
-
-    Raises
-    ------
-    QueryError
-        For NaN, infinities, text that is no Unicode, and other types.
+    What `plain_value` refuses is refused here, too.
 
     Examples
     --------
@@ -217,10 +199,7 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
 def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
     """Convert NumPy and pandas scalars to Python's, and refuse values that no column can be compared with.
 
-    Raises
-    ------
-    QueryError
-        For NaN, infinities, text that is no Unicode, and other types.
+    `datetime64` and `timedelta64` stay as they are; times with a zone become naive UTC.
     """
     # pandas' NaT is a `datetime`.
     if isinstance(value, np.datetime64 | np.timedelta64 | dt.datetime) and str(value) == "NaT":
@@ -251,19 +230,7 @@ def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people comp
 def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
     """Write a comparison, exactly: numbers beyond the column's type as numbers, a date as its midnight, NaN as missing.
 
-    Parameters
-    ----------
-    column : Target
-        The column.
-    operator : {"=", "<>", "<", "<=", ">", ">="}
-        SQL operator.
-    value : scalar
-        See `quote_literal`.
-
-    Raises
-    ------
-    QueryError
-        If the column cannot be compared with such a value.
+    `operator` is one of ``=``, ``<>``, ``<``, ``<=``, ``>`` and ``>=``.
 
     Examples
     --------
@@ -360,11 +327,6 @@ def is_present(column: Target) -> str:
 def text_matches(column: Target, function: str, text: str) -> str:
     """Write the condition that a text column begins with a text (``starts_with``) or contains it (``contains``).
 
-    Raises
-    ------
-    QueryError
-        If the column does not hold text.
-
     Examples
     --------
     >>> text_matches(Target("donor", pa.string()), "contains", "D")
@@ -433,11 +395,6 @@ def parenthesized(where: str | None) -> str | None:
 
     Lance's parser ignores everything after a complete expression, so ``"n = 1) or so"`` would pass as ``"n = 1"``.
 
-    Raises
-    ------
-    QueryError
-        If a parenthesis outside quotes has no partner, or it contains a comment or semicolon.
-
     Examples
     --------
     >>> parenthesized("tissue = 'a)' AND (n > 1)")
@@ -461,16 +418,8 @@ def parenthesized(where: str | None) -> str | None:
 def create_view(name: str, columns: Mapping[str, str], source: str, present: str = "") -> str:
     """Return the definition of a view for DuckDB.
 
-    Parameters
-    ----------
-    name : str
-        The view.
-    columns : mapping of str to str
-        Name of each column -> the expression that it is of the source.
-    source : str
-        What comes after FROM.
-    present : str
-        An expression; rows where it is NULL are left out.
+    `columns` maps the name of each column to its expression over `source`, which is what comes after FROM. Rows where
+    the expression `present` is NULL are left out.
 
     Examples
     --------

@@ -57,21 +57,11 @@ _FITTING: dict[str, Any] = {"text": str, "boolean": bool, "integer": (int, float
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """One word, sign, literal or column of SQL text.
+    """One word, sign, literal or column of SQL text."""
 
-    Parameters
-    ----------
-    kind : {"text", "number", "word", "sign", "column"}
-        What it is.
-    text : str
-        As Lance reads it.
-    column : str
-        For a column: the name that `Columns` knows; empty for a field of a struct column.
-    """
-
-    kind: str
-    text: str
-    column: str = ""
+    kind: str  # "text", "number", "word", "sign" or "column"; "quoted" until names are resolved
+    text: str  # as Lance reads it
+    column: str = ""  # of a column: the name that `Columns` knows; empty for a field of a struct column
 
     @property
     def keyword(self) -> str:
@@ -80,17 +70,10 @@ class _Token:
 
 
 def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
-    """Convert the argument of `where` to a filter.
+    """Convert the argument of `where` to a filter: SQL text, a mapping, or an expression of `col`.
 
-    Parameters
-    ----------
-    condition : str, mapping or Filter
-        SQL text, ``{column: value, list of values, or None}`` (all must hold), or an expression of `col`.
-
-    Raises
-    ------
-    QueryError
-        For anything else.
+    A mapping is ``{column: value, list of values, or None}``; all of its items must hold, and None asks for missing
+    values.
 
     Examples
     --------
@@ -113,14 +96,9 @@ def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
 
 
 def filter_from_dict(given: Mapping[str, Any], depth: int = 0) -> Filter:
-    """Read what `Filter.to_dict` returns.
+    """Read what `Filter.to_dict` returns, nested `depth` levels deep in another filter.
 
-    Raises
-    ------
-    ArgumentError
-        For an unknown operator, or other keys than it has.
-    QueryError
-        For values that no column can be compared with, and nesting beyond all use.
+    Missing and unknown keys raise `TypeError`, which `Query.from_dict` converts.
 
     Examples
     --------
@@ -167,28 +145,13 @@ def to_sql(filters: Sequence[Filter], columns: Columns) -> str | None:
 
 
 def parse_condition(text: str, columns: Columns) -> Filter:
-    """Parse an SQL condition.
+    """Parse an SQL condition: one expression of Lance's SQL (DataFusion's functions).
 
-    Names are those that results show, or those of the stored columns, quoted with double quotes or backticks where they hold
-    other characters than letters, digits and underscores. Case counts in quoted names only.
+    Names are those that results show, or those of the stored columns, quoted with double quotes or backticks where they
+    hold other characters than letters, digits and underscores. Case counts in quoted names only.
 
-    Parameters
-    ----------
-    text : str
-        One expression of Lance's SQL (DataFusion's functions), for instance ``"percent.mt" < 5 AND dataset LIKE 'lung%'``.
-    columns : Columns
-        What can be named.
-
-    Returns
-    -------
-    Filter
-        Comparisons of one column with literals, IN, IS NULL and BETWEEN as their expressions, joined by AND, OR and NOT;
-        anything else as SQL of stored columns in which NaN of a float column is null.
-
-    Raises
-    ------
-    QueryError
-        For an unknown column, a comment or semicolon, parentheses or quotes that do not match, and incomplete expressions.
+    Comparisons of one column with literals, IN, IS NULL and BETWEEN become the expressions of `filters`, joined by AND,
+    OR and NOT; anything else stays SQL, of stored columns, in which NaN of a float column is null.
 
     Examples
     --------

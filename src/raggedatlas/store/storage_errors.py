@@ -168,15 +168,7 @@ def is_remote_error(error: BaseException) -> bool:
 def failure(error: BaseException) -> str:
     """Return why a folder or object store failed and what to do, as the end of a sentence and a sentence.
 
-    Parameters
-    ----------
-    error : Exception
-        What obstore, Lance or the operating system raised.
-
-    Returns
-    -------
-    str
-        ``<reason>. <way out>.``
+    `error` is what obstore, Lance or the operating system raised; the result is ``<reason>. <way out>.``.
 
     Examples
     --------
@@ -281,7 +273,8 @@ def panicked(place: str, error: BaseException) -> CorruptError:
 def lance_errors(place: str) -> Iterator[None]:
     """Convert Lance's errors to ours.
 
-    `ConflictError` for lost races, `NotFoundError` for what is not there, `CorruptError` for a panic, else `StoreError`.
+    `ConflictError` for lost races, `NotFoundError` for what is not there, `CorruptError` for a panic, else
+    `StoreError`.
     """
     try:
         yield
@@ -347,11 +340,6 @@ def check_rows(rows: Rows, place: str) -> Rows:
     """Return rows from Lance after Arrow has validated them: offsets within their buffers, and text in UTF-8.
 
     Lance checks neither, and what reads such a column later could leave its memory.
-
-    Raises
-    ------
-    CorruptError
-        If they are not.
     """
     try:
         rows.validate(full=True)
@@ -394,12 +382,6 @@ def refused_columns(schema: pa.Schema) -> dict[str, str]:
 
 
 def check_schema(schema: pa.Schema, place: str) -> None:
-    """Raise if Lance cannot store columns of a schema.
-
-    Raises
-    ------
-    SchemaError
-        Naming the first, before anything is written.
-    """
+    """Raise `SchemaError` for the first column that Lance cannot store, before anything is written."""
     for name, reason in refused_columns(schema).items():
         raise SchemaError(f"{place} cannot have the column {name!r}: {reason}; choose another name or type.")

@@ -93,21 +93,15 @@ _WALK_BUFFER = 8 << 20
 
 @dataclass
 class Latest:
-    """What sessions of one atlas leave for the next: tables at the versions that were the newest, so that each is only asked whether it still is.
+    """What sessions of one atlas leave for the next.
 
-    Parameters
-    ----------
-    session : lance.Session or None
-        Of the tables.
-    tables : dict of str to (lance.LanceDataset, bool)
-        Tables, which are copied and never changed, and whether the mark of a purge was looked for after it was opened.
-    process : int
-        The process that opened them; Lance's threads do not outlive a fork.
+    These are tables at the versions that were the newest, so that each is only asked whether it still is.
     """
 
-    session: Any = None
+    session: Any = None  # `lance.Session` of the tables
+    # Tables, copied and never changed, and whether the mark of a purge was looked for after each was opened
     tables: "dict[str, tuple[lance.LanceDataset, bool]]" = field(default_factory=dict)
-    process: int = 0
+    process: int = 0  # that opened the tables; Lance's threads do not outlive a fork
 
     def clear(self) -> None:
         """Forget them."""
@@ -118,27 +112,17 @@ class Latest:
 class TableRows:
     """The tables of one atlas: at their tip, pinned to one snapshot, or in a session.
 
-    Parameters
-    ----------
-    location : Location
-        The folder ``lance_db``.
-    pinned : mapping of str to int, or None
-        Table name -> Lance version; None reads and writes the tip.
-    session : lance.Session or None
-        Given by `hold` and `resume`: unpinned tables stay open, at the version that was the newest or that the last commit through this
-        object made, and what was read of manifests is shared.
-    compared_with : str
-        Of tables of a snapshot: the name of its manifest, with which tables that are read whole are compared when they are opened.
-    purges : bool
-        Whether these are the tables of a purge, which may commit while it is unfinished.
+    In a session, which `hold` and `resume` begin, unpinned tables stay open, at the version that was the newest or that
+    the last commit through this object made, and what was read of manifests is shared.
     """
 
-    location: Location
-    pinned: Mapping[str, int] | None = None
-    session: Any = field(default=None, repr=False, compare=False)
+    location: Location  # the folder ``lance_db``
+    pinned: Mapping[str, int] | None = None  # table name -> Lance version; None reads and writes the tip
+    session: Any = field(default=None, repr=False, compare=False)  # `lance.Session` of the tables that stay open
     _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    # Of a snapshot: name of the manifest with which tables that are read whole are compared when they are opened
     compared_with: str = ""
-    purges: bool = False
+    purges: bool = False  # whether these are the tables of a purge, which may commit while it is unfinished
     latest: Latest = field(default_factory=Latest, repr=False, compare=False)
     _cleared: set[str] = field(default_factory=set, repr=False, compare=False)
 
@@ -201,17 +185,11 @@ class TableRows:
             self.latest.tables[name] = copy.copy(table), name in self._cleared
 
     def refresh(self, names: Collection[str] | None = None) -> dict[str, int]:
-        """Move tables of a session to their newest versions, side by side: one request for each that is there already. Other tables are left.
+        """Move tables of a session to their newest versions, side by side. Other tables are left.
 
-        Parameters
-        ----------
-        names : collection of str or None
-            Tables, of which those are asked that are open, and `LISTING` for the names of all; None takes all of these.
-
-        Returns
-        -------
-        dict of str to int
-            By how many versions each of those that moved did; less than 0 where there is another table now, or none.
+        `names` are tables, of which those that are open are asked, and `LISTING` for the names of all; None takes all
+        of these. Each takes one request if it is at its newest version already. Returns by how many versions each of
+        those that moved did; less than 0 where there is another table now, or none.
         """
         if self.session is None or self.pinned is not None:
             return {}
@@ -264,13 +242,7 @@ class TableRows:
         return sorted(n.removesuffix(".lance") for n in self.location.list_children() if n.endswith(".lance"))
 
     def open(self, name: str) -> "lance.LanceDataset":
-        """Open a table: at its pinned version (kept open), or at its newest.
-
-        Raises
-        ------
-        NotFoundError
-            If the table, or the pinned version of it, is not there.
-        """
+        """Open a table: at its pinned version (kept open), or at its newest. Raises `NotFoundError` if it is not there."""
         import lance
 
         if name in self._opened:
@@ -305,13 +277,9 @@ class TableRows:
     def open_to_change(self, name: str, version: int | None = None) -> "lance.LanceDataset":
         """Open the version of a table on which a commit will be based, as `open_copy` does.
 
-        A purge commits to every table after it has left its mark, and that commit conflicts with all that are based on what was there
-        before. The mark is looked for once after a table was opened, so a commit is either refused here, conflicts, or is seen by the purge.
-
-        Raises
-        ------
-        ConflictError
-            If a purge of this atlas is unfinished.
+        A purge commits to every table after it has left its mark, and that commit conflicts with all that are based on
+        what was there before. The mark is looked for once after a table was opened, so a commit is either refused here
+        with a `ConflictError`, conflicts, or is seen by the purge.
         """
         table = self.open_copy(name, version)
         self._refuse_purge(name)
@@ -326,8 +294,8 @@ class TableRows:
     def unfinished_purge(self, *, leased: bool = False) -> PurgeMark | None:
         """Return the mark of a purge that has begun and is not finished, or None; in a session, too, as it is now.
 
-        With `leased`, the caller has a lease, so that no purge can begin, and all tables of a session are brought up to date: one that ended since
-        they were opened has deleted files of theirs.
+        With `leased`, the caller has a lease, so that no purge can begin, and all tables of a session are brought up to
+        date: one that ended since they were opened has deleted files of theirs.
         """
         if self.pinned is not None:
             return type(self)(self.location).unfinished_purge()
@@ -364,8 +332,8 @@ class TableRows:
     def versions(self, names: Sequence[str]) -> dict[str, int]:
         """Return the versions of those of some tables that exist, in their order.
 
-        One listing spares the requests of opening tables that are not there; those that are listed are opened, because a process
-        that died while it created one leaves a folder without a table.
+        One listing spares the requests of opening tables that are not there; those that are listed are opened, because
+        a process that died while it created one leaves a folder without a table.
         """
         listed = {*self._opened, *(() if all(name in self._opened for name in names) else self.names())}
         found: dict[str, int] = {}
@@ -376,13 +344,7 @@ class TableRows:
         return found
 
     def create(self, name: str, schema: pa.Schema, rows: pa.Table | None = None) -> None:
-        """Create a table, by default an empty one; an existing one with these columns and no rows is reused if it is to be empty.
-
-        Raises
-        ------
-        StoreError
-            If a table of that name holds rows or other columns, or if rows are given.
-        """
+        """Create a table, by default an empty one; an existing one with these columns and no rows is reused if it is to be empty."""
         import lance
 
         try:
@@ -427,13 +389,7 @@ class TableRows:
         return int(self.open(name).version)
 
     def count(self, name: str, where: str | None = None) -> int:
-        """Count rows.
-
-        Raises
-        ------
-        QueryError
-            If `where` does not parse or names an unknown column.
-        """
+        """Count rows, or those that pass the SQL filter `where`."""
         table = self.open(name)
         with filter_errors(where, table):
             if where is None:
@@ -448,21 +404,8 @@ class TableRows:
     ) -> pa.Table:
         """Read rows in table order: the order in which they were added, regardless of compaction.
 
-        Parameters
-        ----------
-        name : str
-            Table.
-        columns : sequence of str, or None
-            Columns to read, in this order; None reads all.
-        where : str or None
-            SQL filter.
-        row_ids : bool
-            Whether to keep the column ``_rowid`` of stable row ids.
-
-        Raises
-        ------
-        QueryError
-            If `where` does not parse or names an unknown column.
+        `columns` are read in this order; None reads all. `where` is an SQL filter. `row_ids` keeps the column
+        ``_rowid`` of stable row ids.
         """
 
         def scan() -> pa.Table:
@@ -499,10 +442,8 @@ class TableRows:
     def append(self, name: str, rows: pa.Table) -> int:
         """Add rows in one commit, and return the version it made.
 
-        Raises
-        ------
-        ConflictError
-            If another process has removed a column with values of these rows, as `restore` does.
+        Columns without values that another writer has dropped meanwhile are left out; those with values are a
+        `ConflictError`.
         """
         import lance
 
@@ -543,13 +484,7 @@ class TableRows:
         return version
 
     def append_alone(self, name: str, rows: pa.Table, read_version: int) -> None:
-        """Add rows to the newest version, in one commit that conflicts with every other change of rows, unlike `append`.
-
-        Raises
-        ------
-        ConflictError
-            If another writer has committed since `read_version`.
-        """
+        """Add rows in one commit; unlike `append`, raise `ConflictError` if another writer has committed since `read_version`."""
         import lance
 
         if not self.open_copy(name, read_version).get_fragments():
@@ -601,27 +536,11 @@ class TableRows:
         retry: bool = True,
         read_version: int | None = None,
     ) -> int:
-        """Insert rows with new keys, and with `update` overwrite those with existing keys, in one commit.
+        """Insert rows with new keys, and with `update` overwrite those with existing keys; return the number inserted.
 
-        Parameters
-        ----------
-        name : str
-            Table.
-        on : sequence of str
-            Key columns.
-        rows : pyarrow.Table
-            New rows.
-        update : bool
-            Whether to overwrite.
-        retry : bool
-            Whether to run again after a lost race; without, the caller does so with rows read afresh.
-        read_version : int or None
-            The version that `rows` derive from: a later commit to them is a conflict. None means the newest.
-
-        Returns
-        -------
-        int
-            Number of rows inserted.
+        This is one commit. `on` are the key columns. A later commit than `read_version`, of which `rows` derive, to
+        these rows is a conflict; None means the newest version. After a lost race it runs again; without `retry`, the
+        caller does so with rows read afresh.
         """
 
         def once() -> int:
@@ -658,7 +577,8 @@ class TableRows:
     def delete(self, name: str, where: str | Callable[[], str]) -> int:
         """Delete rows in one commit, and return how many.
 
-        A callable returns the condition; it is called after the version that the commit is based on was opened, and again for each retry.
+        A callable returns the condition; it is called after the version that the commit is based on was opened, and
+        again for each retry.
         """
 
         def find(table: "lance.LanceDataset") -> pa.Array:
@@ -780,13 +700,7 @@ class TableRows:
             raise
 
     def retry(self, name: str, action: Callable[[], T]) -> T:
-        """Run an action again while it loses races against other writers.
-
-        Raises
-        ------
-        ConflictError
-            When it has lost too often.
-        """
+        """Run an action again while it loses races against other writers; raise `ConflictError` when it has lost too often."""
         chance = random.Random()
         for attempt in range(_ATTEMPTS):
             try:
@@ -838,9 +752,9 @@ class TableRows:
 def index_serves(table: "lance.LanceDataset", where: str | None) -> bool:
     """Return whether Lance is to look for an index before it scans the columns of a filter.
 
-    Lance finds each row that an index names in the list of row ids of its fragment. Where rows were deleted between the others (by deletion of
-    cells, or of a dataset among others that were compacted with it), that is a bitmap that Lance counts through from its beginning, for
-    every single row: seconds for 100,000 rows, where a scan takes milliseconds.
+    Lance finds each row that an index names in the list of row ids of its fragment. Where rows were deleted between the
+    others (by deletion of cells, or of a dataset among others that were compacted with it), that is a bitmap that Lance
+    counts through from its beginning, for every single row: seconds for 100,000 rows, where a scan takes milliseconds.
     """
     if where is None or not _GROUPS.search(where):
         return True
@@ -873,10 +787,10 @@ def walk(
     use_index: bool = True,
     addresses: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Walk over some columns of rows as they are stored, and their `ROW_ID` and `ROW_ADDRESS`, if asked for, in as little memory as that takes.
+    """Walk over some columns of rows as they are stored, and their `ROW_ID`, in as little memory as that takes.
 
-    Parameters and errors are those of `TableRows.read`. Rows come in the order of the files, which is table order until some
-    were updated. Indexes serve filters that few rows pass.
+    `columns`, `where` and errors are as in `TableRows.read`; `addresses` adds `ROW_ADDRESS`. Rows come in the order of
+    the files, which is table order until some were updated. Indexes serve filters that few rows pass.
     """
     table = tables.open(name)
     with filter_errors(where, table):
@@ -914,7 +828,7 @@ def plain(rows: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class Tables(TableRows):
-    """The tables of one atlas: rows, and what keeps them in order. `TableRows` describes the parameters.
+    """The tables of one atlas: rows, and what keeps them in order. `TableRows` describes the fields.
 
     Examples
     --------
@@ -926,19 +840,10 @@ class Tables(TableRows):
     """
 
     def fill_columns(self, name: str, make: "Callable[[Tables], pa.RecordBatchReader | None]") -> None:
-        """Add columns with a value in every row, in one commit; again, from rows read afresh, if another writer came between.
+        """Add columns with a value in every row, in one commit.
 
-        Parameters
-        ----------
-        name : str
-            Table.
-        make : function
-            Gets the table at one version, and returns the new columns: a value for every row, in the order of `batches`; None adds none.
-
-        Raises
-        ------
-        DuplicateError
-            If the table has such a column.
+        `make` gets the table at one version, and returns the new columns: a value for every row, in the order of
+        `batches`; None adds none. It is called again, for a later version, if another writer came between.
         """
 
         def once() -> None:
@@ -971,14 +876,7 @@ class Tables(TableRows):
     def drop_columns(self, name: str, columns: Sequence[str], kept: Callable[[], Collection[str]] = tuple) -> list[str]:
         """Drop columns of a table in one commit, and return those that were there.
 
-        Parameters
-        ----------
-        name : str
-            Table.
-        columns : sequence of str
-            Columns.
-        kept : callable
-            Returns columns to keep after all; called after the version that the commit is based on was opened.
+        `kept` returns columns to keep after all; it is called after the version that the commit is based on was opened.
         """
 
         def once() -> list[str]:
@@ -1042,13 +940,7 @@ class Tables(TableRows):
         return {tag: version for tag, version in zip(names, kept, strict=True) if version is not None}
 
     def tagged(self, name: str, tag: str) -> int | None:
-        """Return the version that a tag keeps; None if it is not there.
-
-        Raises
-        ------
-        CorruptError
-            If it is damaged.
-        """
+        """Return the version that a tag keeps; None if it is not there."""
         path = self.tag_file(tag)
         try:
             return int(json.loads(self.location.child(f"{name}.lance").read_bytes(path))["version"])
@@ -1068,11 +960,6 @@ class Tables(TableRows):
         """List the files that a version of a table consists of: paths below the table, sorted.
 
         These are its manifest, data, deletion, index and transaction files; none of them ever changes.
-
-        Raises
-        ------
-        NotFoundError
-            If the version is not there.
         """
         table = self.at({name: version}).open(name)
         with lance_errors(self.place(name)):
@@ -1100,13 +987,7 @@ class Tables(TableRows):
         return f"_refs/tags/{tag}.json"
 
     def make_tag(self, name: str, version: int) -> bytes:
-        """Return the content of a tag that keeps a version of a table permanently.
-
-        Raises
-        ------
-        NotFoundError
-            If the version is not there.
-        """
+        """Return the content of a tag that keeps a version of a table permanently."""
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         folder, key = self.location.child(f"{name}.lance"), manifest_path(version)
         try:
@@ -1126,20 +1007,7 @@ class Tables(TableRows):
         """Keep a version permanently under a tag; an existing tag is moved. Return the content of the tag.
 
         Written here, because Lance takes five requests for one: it opens the table, and asks for the manifest twice.
-
-        Parameters
-        ----------
-        name, tag : str
-            Table and tag.
-        version : int
-            The version.
-        made : bytes or None
-            What `make_tag` returned for the version.
-
-        Raises
-        ------
-        NotFoundError
-            If the version is not there.
+        `made` is what `make_tag` returned for the version; None makes it.
         """
         made = self.make_tag(name, version) if made is None else made
         self.location.child(f"{name}.lance").write_bytes(self.tag_file(tag), made)
@@ -1162,25 +1030,9 @@ def manifest_path(version: int) -> str:
 def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_version: int) -> None:
     """Overwrite some columns of the rows with the given keys in one commit; unknown keys are ignored.
 
-    Row ids, and so the order of the table, do not change.
-
-    Parameters
-    ----------
-    tables : Tables
-        At the tip.
-    name : str
-        Table.
-    key : str
-        Column that identifies rows.
-    rows : pyarrow.Table
-        The key and the columns.
-    read_version : int
-        The version that `rows` derive from: a later commit to the same rows is a conflict.
-
-    Raises
-    ------
-    ConflictError
-        If another writer changed the same rows; nothing is written then.
+    `rows` are the column `key`, which identifies rows, and the columns. They derive from `read_version`: a later commit
+    to the same rows is a `ConflictError`, and nothing is written then. Row ids, and so the order of the table, do not
+    change. `tables` are at the tip.
     """
 
     def once() -> None:

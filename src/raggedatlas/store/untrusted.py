@@ -39,33 +39,15 @@ _NO_BYTES = (".zattrs", ".zgroup")
 
 @dataclass(frozen=True)
 class StoredArray:
-    """Properties of one foreign array that its chunks are checked against.
-
-    Parameters
-    ----------
-    path : str
-        Path of the array.
-    chunk_bytes : int
-        Decoded bytes of what is decoded at once (the inner chunk of a shard).
-    compressors : tuple of str
-        Compressors that a chunk passes through, outermost first.
-    checksum : bool
-        Whether a crc32c follows the compressed bytes.
-    slots : int
-        Inner chunks of a shard; 0 where chunks are stored one by one.
-    index_first : bool
-        Whether the index of a shard is at its start, not at its end.
-    index_checksum : bool
-        Whether a crc32c follows the index.
-    """
+    """Properties of one foreign array that its chunks are checked against."""
 
     path: str
-    chunk_bytes: int
-    compressors: tuple[str, ...]
-    checksum: bool = False
-    slots: int = 0
-    index_first: bool = False
-    index_checksum: bool = True
+    chunk_bytes: int  # decoded bytes of what is decoded at once (the inner chunk of a shard)
+    compressors: tuple[str, ...]  # that a chunk passes through, outermost first
+    checksum: bool = False  # whether a crc32c follows the compressed bytes
+    slots: int = 0  # inner chunks of a shard; 0 where chunks are stored one by one
+    index_first: bool = False  # whether the index of a shard is at its start, not at its end
+    index_checksum: bool = True  # whether a crc32c follows the index
 
     @property
     def index_size(self) -> int:
@@ -74,23 +56,10 @@ class StoredArray:
 
 
 def check_array_metadata(path: str, metadata: Mapping[str, Any]) -> StoredArray:
-    """Check the metadata of a foreign array (Zarr v2 or v3) before anything of it is read.
+    """Check the metadata of a foreign array (``.zarray`` or ``zarr.json``) before anything of it is read.
 
-    Parameters
-    ----------
-    path : str
-        Path of the array, for messages.
-    metadata : mapping
-        The parsed ``.zarray`` or ``zarr.json``.
-
-    Raises
-    ------
-    SourceError
-        If a codec, compressor or filter is not among those that are read; pickle never is.
-    LimitError
-        If a chunk decodes to more than 512 MiB.
-    CorruptError
-        If the metadata does not parse.
+    Raises `SourceError` for a codec, compressor or filter that is not among those that are read (pickle never is),
+    `LimitError` for chunks that decode to more than 512 MiB, and `CorruptError` for metadata that does not parse.
     """
     try:
         return _check_v2(path, metadata) if metadata.get("zarr_format") == 2 else _check_v3(path, metadata)
@@ -101,20 +70,7 @@ def check_array_metadata(path: str, metadata: Mapping[str, Any]) -> StoredArray:
 
 
 def check_frames(array: StoredArray, data: NDArray[np.uint8]) -> None:
-    """Refuse a stored chunk (or shard) whose compressed frames would decode to more than the chunk holds.
-
-    Parameters
-    ----------
-    array : StoredArray
-        What the metadata say.
-    data : (n,) uint8
-        The stored bytes.
-
-    Raises
-    ------
-    CorruptError
-        If a frame declares more than the chunk's bytes, or cannot say how much it holds.
-    """
+    """Refuse a stored chunk (or shard) whose compressed frames would decode to more than the chunk holds, or do not say to how much."""
     if not array.slots:
         _check_frame(array, data)
         return
@@ -126,19 +82,7 @@ def check_frames(array: StoredArray, data: NDArray[np.uint8]) -> None:
 def shard_index(array: StoredArray, data: NDArray[np.uint8], shard_size: int) -> NDArray[np.int64]:
     """Return the index of a shard: offset and size of each inner chunk, size -1 where it is not stored.
 
-    Parameters
-    ----------
-    array : StoredArray
-        What the metadata say.
-    data : (n,) uint8
-        The bytes of the shard, or those at its end, or at its start, where the index is.
-    shard_size : int
-        Size of the shard in bytes.
-
-    Raises
-    ------
-    CorruptError
-        If the checksum does not match or a chunk is outside the shard.
+    `data` are all bytes of the shard, or those at its end or start where the index is; `shard_size` is the size of all.
     """
     n = array.index_size
     if data.size < n:
@@ -161,12 +105,8 @@ def guarded_zarr_store(store: "Store") -> "Store":
     """Wrap a zarr-python store so that metadata and chunks are checked as they are read.
 
     Arrays whose metadata were read through the wrapper have their chunks checked against their own chunk size; other
-    reads against 512 MiB. Use it to open every Zarr file that is not ours.
-
-    Raises
-    ------
-    SourceError, LimitError, CorruptError
-        From reads through the store.
+    reads against 512 MiB. Use it to open every Zarr file that is not ours. Reads through it raise `SourceError`,
+    `LimitError` and `CorruptError`.
     """
     from zarr.abc.store import SuffixByteRequest
     from zarr.storage import WrapperStore
@@ -338,15 +278,7 @@ def _check_axes(path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard
 
 
 def _itemsize_v3(path: str, data_type: Any) -> int:  # noqa: ANN401 - JSON
-    """Return the bytes of one element; variable ones count as a pointer.
-
-    Raises
-    ------
-    SourceError
-        If the data type is not among those that are read.
-    LimitError
-        If a single value has more than 64 KiB.
-    """
+    """Return the bytes of one element; variable ones count as a pointer."""
     name = data_type if isinstance(data_type, str) else data_type["name"]
     settings = {} if isinstance(data_type, str) else data_type.get("configuration") or {}
     if name in _RECORDS:
@@ -378,7 +310,8 @@ def _record_fields(data_type: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _readable_records(key: str, found: Any, prototype: Any) -> Any:  # noqa: ANN401 - zarr's buffers
     """Spell the data type of records in metadata as the installed zarr-python reads it.
 
-    Since 3.2 zarr-python writes ``struct``, which earlier releases do not know; they write the same bytes as ``structured``.
+    Since 3.2 zarr-python writes ``struct``, which earlier releases do not know; they write the same bytes as
+    ``structured``.
     """
     import zarr.dtype
 

@@ -34,32 +34,19 @@ _MOST_DELETED = 0.1
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a fragment.
+    """Size of a fragment."""
 
-    Parameters
-    ----------
-    number : int
-        Its id.
-    rows, deleted, n_bytes : int
-        Live and deleted rows, and bytes of its data files.
-    """
-
-    number: int
-    rows: int
-    deleted: int = 0
-    n_bytes: int = 0
+    number: int  # id of the fragment
+    rows: int  # live rows
+    deleted: int = 0  # deleted rows
+    n_bytes: int = 0  # of the data files
 
 
 def choose_fragments(fragments: Sequence[Size]) -> set[int]:
     """Choose the fragments to compact: runs of small ones, of which none has more rows than the others together.
 
-    So every row is rewritten as often as the logarithm of the size of a large fragment says, and a large fragment and few new rows
-    are never rewritten together.
-
-    Parameters
-    ----------
-    fragments : sequence of Size
-        All of the table, in its order.
+    So every row is rewritten as often as the logarithm of the size of a large fragment says, and a large fragment and
+    few new rows are never rewritten together. `fragments` are all of the table, in its order.
 
     Examples
     --------
@@ -93,14 +80,9 @@ def _balanced(run: Sequence[Size]) -> set[int]:
 
 
 def parts_to_merge(parts: Sequence[int], n_new: int) -> int:
-    """Return how many of the last parts of an index are merged with new rows: those that are not much larger than what comes after them.
+    """Return how many of the last parts of an index to merge with new rows: those not much larger than what follows.
 
-    Parameters
-    ----------
-    parts : sequence of int
-        Rows that each part covers, oldest first.
-    n_new : int
-        Rows that none covers.
+    `parts` are the rows that each part covers, oldest first; `n_new` rows are covered by none.
 
     Examples
     --------
@@ -126,26 +108,12 @@ def sizes(table: "lance.LanceDataset") -> list[Size]:
 
 
 def compact(tables: Tables, name: str, least: int = 0) -> bool:
-    """Merge small fragments and leave deleted rows out; what was rewritten is read back before this returns.
+    """Merge small fragments and leave deleted rows out; return whether anything was rewritten.
 
-    Parameters
-    ----------
-    tables : Tables
-        At the tip.
-    name : str
-        Table.
-    least : int
-        Number of fragments from which small ones are merged, and deleted rows left out of them; those of large ones are in any case.
+    With fewer than `least` fragments, this is done only if a large one has many deleted rows. `tables` are at the tip.
 
-    Returns
-    -------
-    bool
-        Whether anything was rewritten.
-
-    Raises
-    ------
-    CorruptError
-        If the compacted version does not read. The version before it has been restored, unless others wrote meanwhile.
+    What was rewritten is read back before this returns. If it does not read, the version before it is restored, unless
+    others wrote meanwhile, and a `CorruptError` raised.
     """
 
     def once() -> bool:
@@ -195,14 +163,7 @@ def _undo(tables: Tables, name: str, bad: int, before: int) -> None:
 def index(tables: Tables, name: str, column: str, kind: str, *, least: int = 1) -> bool:
     """Build or update a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index; return whether it was necessary.
 
-    Parameters
-    ----------
-    tables : Tables
-        At the tip.
-    name, column, kind : str
-        Table, column and kind of the index.
-    least : int
-        Number of rows without an index from which it is built or updated.
+    It is necessary from `least` rows without an index on. `tables` are at the tip.
     """
     index_name = f"{column}_{kind.lower()}_idx"
     options = WHOLE_VALUES if kind == "FTS" and column.endswith("uid") else {}
@@ -293,18 +254,10 @@ def count_old_versions(tables: Tables, name: str, older_than: timedelta) -> int:
 
 @dataclass(frozen=True)
 class Found:
-    """What a version of a table has of rows that are to be removed.
+    """What a version of a table has of rows that are to be removed."""
 
-    Parameters
-    ----------
-    n_rows : int
-        How many there are.
-    rewritten : bool
-        Whether files of this version have any of them, or rows that were deleted before.
-    """
-
-    n_rows: int
-    rewritten: bool
+    n_rows: int  # how many of them there are
+    rewritten: bool  # whether files of this version have any of them, or rows that were deleted before
 
 
 @dataclass(frozen=True)
@@ -320,17 +273,8 @@ class RowRemoval:
     """Writes versions of a table anew without some rows; a fragment is written once, however many versions have it.
 
     Row ids, and the versions that made and last changed a row, stay. Nobody else may write to the table meanwhile.
-
-    Parameters
-    ----------
-    tables : Tables
-        At the tip, held.
-    name : str
-        Table.
-    where : str
-        SQL filter of the rows.
-    versions : sequence of int
-        Versions that have them. Their fragments are written anew here, which is not visible yet.
+    `tables` are at the tip, held; `where` is an SQL filter of the rows. The fragments of all `versions` are written
+    anew when this is made, which is not visible yet.
     """
 
     def __init__(self, tables: Tables, name: str, where: str, versions: Sequence[int]) -> None:
@@ -348,13 +292,7 @@ class RowRemoval:
         return Found(sum(rest.n_rows for rest in rests), any(rest.rewritten for rest in rests))
 
     def write(self, version: int) -> int:
-        """Make a version without the rows, and without indexes, the newest version; return its number. `read_back` is to follow.
-
-        Raises
-        ------
-        ConflictError
-            If another process wrote to the table.
-        """
+        """Make a version without the rows, and without indexes, the newest version; return its number. `read_back` is to follow."""
         import lance
 
         rests = [self._rests[key] for key in self._fragments[version]]
@@ -381,13 +319,7 @@ class RowRemoval:
         return int(newest.version)
 
     def read_back(self) -> None:
-        """Read the fragments that were written.
-
-        Raises
-        ------
-        CorruptError
-            If one does not read.
-        """
+        """Read the fragments that were written; raise `CorruptError` if one does not read."""
         fresh = [self._written[key] for key in self._unread & self._written.keys()]
         if not _read(self.tables.open(self.name), fresh):
             raise CorruptError(

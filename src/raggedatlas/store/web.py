@@ -48,31 +48,19 @@ _ZENODO_DOI = "10.5281/zenodo."
 class WebFolder:
     """A folder of files on a web server.
 
-    Parameters
-    ----------
-    address : str
-        The folder, as messages show it.
-    before, after : str
-        What stands before and after the name of a file in its address.
-    headers : mapping of str to str
-        Headers of each request to the host of the folder, such as a token; no other host gets them.
-    any_redirect : bool
-        Follow redirects to servers of this machine and of private networks too.
-    sleep : callable
-        Waits for some seconds.
-
     Examples
     --------
     >>> WebFolder.of("https://lab.org/lung.atlas").url("head.json")
     'https://lab.org/lung.atlas/head.json'
     """
 
-    address: str
-    before: str
-    after: str = ""
+    address: str  # the folder, as messages show it
+    before: str  # what stands before the name of a file in its address
+    after: str = ""  # what stands after it
+    # Of each request to the host of the folder, such as a token; no other host gets them
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    any_redirect: bool = False
-    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
+    any_redirect: bool = False  # follow redirects to servers of this machine and of private networks, too
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)  # waits for some seconds
     # Seconds until an answer begins, and bytes a second of its body; each the mean of the last ones.
     _pace: list[float] = field(default_factory=lambda: [0.05, 20e6], init=False, repr=False, compare=False)
     # Address of a file -> the one that it was redirected to, and when.
@@ -80,20 +68,7 @@ class WebFolder:
 
     @classmethod
     def of(cls, address: str, *, any_redirect: bool = False) -> "WebFolder":
-        """Return the folder at an address.
-
-        Parameters
-        ----------
-        address : str
-            ``https://``, ``http://``, ``hf://datasets/owner/name``, or ``doi:`` of a record of Zenodo.
-
-        Raises
-        ------
-        MissingExtraError
-            For ``hf://``, if huggingface_hub is not installed.
-        StoreError
-            If there is no such scheme, or the DOI is not one of Zenodo.
-        """
+        """Return the folder at an address: ``https://``, ``http://``, ``hf://datasets/owner/name``, or ``doi:`` of a record of Zenodo."""
         scheme = address.partition(":")[0].lower()
         if scheme == "hf":
             return cls._of_hub(address, any_redirect=any_redirect)
@@ -163,17 +138,7 @@ class WebFolder:
         return f"{self.before}{quote(name)}{self.after}"
 
     def read(self, name: str, most: int) -> bytes:
-        """Return all bytes of a small file.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such file.
-        LimitError
-            If it has more bytes than `most`.
-        StoreError
-            If the server does not answer.
-        """
+        """Return all bytes of a small file; `LimitError` if it has more than `most`."""
         shown = self._shown(name)
 
         def take(answer: "BaseHTTPResponse") -> bytes:
@@ -187,22 +152,7 @@ class WebFolder:
         return self._get(name, {}, take)
 
     def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
-        """Return the bytes of a file from `start` to `stop`.
-
-        Parameters
-        ----------
-        size : int
-            Bytes of the whole file, which the server must confirm.
-
-        Raises
-        ------
-        NotFoundError
-            If there is no such file.
-        CorruptError
-            If it has another size.
-        StoreError
-            If the server does not answer, or does not serve parts of files.
-        """
+        """Return the bytes of a file from `start` to `stop`; the server must confirm that the whole file has `size`."""
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         return self._get(name, headers, lambda answer: self._body(name, answer, start, stop, size))
 

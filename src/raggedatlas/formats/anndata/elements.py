@@ -27,21 +27,7 @@ def store_kind(node: Any) -> str:  # noqa: ANN401  (a group or an array of eithe
 def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
     """Read a complete element as anndata does.
 
-    Parameters
-    ----------
-    container : Container
-        The opened file.
-    path : str
-        Its path.
-
-    Raises
-    ------
-    SourceError
-        If there is none, it is damaged, or its encoding is unknown.
-    LimitError
-        If it declares more than may be read at once.
-    MissingExtraError
-        If it needs a package that is not installed.
+    Every failure is a `SourceError` (absent, damaged or of unknown encoding), a `LimitError` or a `MissingExtraError`.
     """
     node = container.get(path)
     if node is None:
@@ -155,13 +141,7 @@ def _sparse(container: Container, path: str) -> Any:  # noqa: ANN401
 
 
 def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: ANN401
-    """Raise for a sparse group whose parts do not fit together; SciPy would read invalid memory.
-
-    Raises
-    ------
-    SourceError
-        If they do not.
-    """
+    """Raise for a sparse group whose parts do not fit together; SciPy would read invalid memory."""
     form, shape = sparse_form(node), stated_shape(node)
     indptr, indices = (container.whole(f"{path}/{name}") for name in ("indptr", "indices"))
     data = container.get(f"{path}/data")
@@ -187,7 +167,7 @@ def stated_shape(node: Any) -> Any:  # noqa: ANN401
 
 
 def entries_fit(indptr: NDArray[Any], indices: NDArray[Any], shape: tuple[int, int]) -> bool:
-    """Return whether pointers and indices describe a sparse matrix with these numbers of rows and columns (CSC: columns and rows).
+    """Return whether pointers and indices describe a sparse matrix of this shape, for CSC columns by rows.
 
     Examples
     --------
@@ -295,13 +275,7 @@ FRAME = ("dataframe", "0.2.0")
 
 
 def frame_length(container: Container, path: str) -> int | None:
-    """Return the number of rows of a stored frame from its metadata; None if there is no such frame.
-
-    Raises
-    ------
-    SourceError
-        If it is neither a frame nor an old structured array, or lacks its index.
-    """
+    """Return the number of rows of a stored frame or old structured array from its metadata; None if there is no such element."""
     node = container.get(path)
     if node is None:
         return None
@@ -330,21 +304,7 @@ def index_name(group: Any) -> str:  # noqa: ANN401
 def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.DataFrame":
     """Read a stored frame with text as its index.
 
-    Parameters
-    ----------
-    container : Container
-        The opened file.
-    path : str
-        Its path.
-    categories_in : str
-        Group with ``<column>_categories``, where structured arrays of anndata 0.5 and 0.6 have them.
-
-    Raises
-    ------
-    SourceError
-        If a column is damaged, of another length, or encoded in a way that nothing knows.
-    LimitError
-        If a column declares more than may be read at once.
+    `categories_in` is the group with ``<column>_categories``, where structured arrays of anndata 0.5 and 0.6 have them.
     """
     node = container.get(path)
     n_rows = frame_length(container, path)
@@ -363,24 +323,10 @@ def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.
 
 
 def open_table(container: Container, path: str) -> ColumnTable | None:
-    """Open a stored frame to be read column by column.
+    """Open a stored frame to be read column by column; `container` must stay open.
 
-    Parameters
-    ----------
-    container : Container
-        The opened file, which must stay open.
-    path : str
-        Its path.
-
-    Returns
-    -------
-    ColumnTable or None
-        None if there is none, or it is of a kind that only `read_frame` supports.
-
-    Raises
-    ------
-    SourceError, LimitError
-        As of `read_frame`; what only values show, when a column is read.
+    None if there is none, or it is of a kind that only `read_frame` supports. Errors that only the values show are
+    raised when a column is read.
     """
     node = container.get(path)
     n_rows = frame_length(container, path)

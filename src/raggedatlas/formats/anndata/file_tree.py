@@ -44,35 +44,17 @@ _KINDS: dict[str, Kind] = {"b": "bool", "i": "integer", "u": "integer", "f": "re
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """How text is stored.
+    """How text is stored."""
 
-    Parameters
-    ----------
-    variable : bool
-        Whether each text has a length of its own.
-    utf8 : bool
-        Whether it is declared to be unicode.
-    """
-
-    variable: bool
-    utf8: bool
+    variable: bool  # whether each text has a length of its own
+    utf8: bool  # whether it is declared to be unicode
 
 
 class Node:
     """One group or array, opened or not.
 
-    Parameters
-    ----------
-    uri : str
-        The file, for messages.
-    path : str
-        Path in the file; ``""`` is the root.
-    stored : h5py or zarr object, optional
-        The object of the library; None if it cannot be opened.
-    fault : str
-        Why its members or values cannot be read, ``""`` if they can.
-    parent : Node, optional
-        Its group.
+    `path` is the path in the file `uri`, ``""`` for the root. `stored` is the object of h5py or zarr; None if it cannot
+    be opened. `fault` tells why its members or values cannot be read, ``""`` if they can. `parent` is its group.
     """
 
     def __init__(self, uri: str, path: str, stored: Any, fault: str = "", parent: "Node | None" = None) -> None:  # noqa: ANN401
@@ -175,24 +157,12 @@ class Node:
         return tuple(chunks) if chunks else None
 
     def whole(self) -> Any:  # noqa: ANN401  (an array, or the one value of an array without axes)
-        """Read all values.
-
-        Raises
-        ------
-        SourceError, LimitError, MissingExtraError
-            If they cannot be read.
-        """
+        """Read all values."""
         with readable(self.uri, self.path or "the root"), warnings_as("ignore"):
             return self.stored[()] if self.shape == () else self.stored[...]
 
     def part(self, start: int, stop: int) -> NDArray[Any]:
-        """Read rows ``[start, stop)``.
-
-        Raises
-        ------
-        SourceError, LimitError, MissingExtraError
-            If they cannot be read.
-        """
+        """Read rows ``[start, stop)``."""
         with readable(self.uri, self.path):
             if self._direct is not None:
                 return self._direct.read(start, stop)
@@ -214,20 +184,7 @@ class Node:
         return max(unit, rows - rows % unit)
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Read all values from the first row to the last.
-
-        Yields
-        ------
-        start : int
-            The first row of the block.
-        values : numpy.ndarray
-            Its rows; an array without axes is one row.
-
-        Raises
-        ------
-        SourceError, LimitError, MissingExtraError
-            If a block cannot be read.
-        """
+        """Read all values from the first row to the last: the first row of each block, and its rows; an array without axes is one row."""
         if not self.shape:
             if self.shape is not None:
                 yield 0, np.asarray(self.whole())[None]
@@ -239,20 +196,7 @@ class Node:
 
 @contextmanager
 def open_tree(path: Address) -> Iterator[Node]:
-    """Open a file or folder as a tree of nodes.
-
-    Parameters
-    ----------
-    path : str or Path
-        An HDF5 file, or a Zarr folder or zip file, whose root may also be an array.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none.
-    SourceError
-        If it is neither, or cannot be opened.
-    """
+    """Open a file or folder as a tree of nodes: an HDF5 file, or a Zarr folder or zip file, whose root may also be an array."""
     path = as_path(path)
     if isinstance(path, Location) and path.suffix == ".zip":
         with local_copy(path) as local, open_tree(local) as root:

@@ -46,21 +46,11 @@ MAX_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Result of `repair`.
+    """Result of `repair`."""
 
-    Parameters
-    ----------
-    path : str
-        Path of the copy.
-    fixed : tuple of str
-        Applied fixes, one line each, starting with the rule and the element.
-    left : tuple of Problem
-        Milder problems that remain in the copy.
-    """
-
-    path: str
-    fixed: tuple[str, ...]
-    left: tuple[Problem, ...]
+    path: str  # path of the copy
+    fixed: tuple[str, ...]  # applied fixes, one line each, starting with the rule and the element
+    left: tuple[Problem, ...]  # milder problems that remain in the copy
 
 
 def repair(path: Address, target: Address, level: Depth = "full") -> Repair:
@@ -419,10 +409,8 @@ def recast(node: Node, dtype: np.dtype[Any]) -> None:
 def sort_entries(node: Node, n_major: int) -> int:
     """Sort the indices of a sparse matrix within each row (CSR) or column (CSC) and sum duplicates.
 
-    Returns
-    -------
-    int
-        Number of removed duplicates; -1 if the pointers are invalid or a sum overflows the dtype, in which case nothing is changed.
+    Returns the number of removed duplicates; -1 if the pointers are invalid or a sum overflows the dtype, in which case
+    nothing is changed.
     """
     pointers = node.children["indptr"]
     indptr = pointers.whole().astype(np.int64)

@@ -25,20 +25,9 @@ MAX_PLAIN_BYTES = 64 << 20
 def pack(elements: Mapping[str, Any]) -> bytes:
     """Pack elements in AnnData's encoding, so that `unpack` reads what anndata reads of them from an h5ad file.
 
-    Parameters
-    ----------
-    elements : mapping of str to any
-        Path such as ``"uns/neighbors"`` -> any element that AnnData can write.
-
-    Returns
-    -------
-    bytes
-        A zip file without compression, the same for the same elements. Groups without an encoding only hold elements.
-
-    Raises
-    ------
-    SchemaError
-        If something cannot be written; the message names it.
+    Keys are paths such as ``"uns/neighbors"``, values any elements that AnnData can write. The result is a zip file
+    without compression, the same for the same elements. Groups without an encoding only hold elements. Raises
+    `SchemaError`, which names the element, for one that cannot be written.
 
     Examples
     --------
@@ -158,24 +147,11 @@ def _is_plain(array: NDArray[Any]) -> bool:
 
 
 def unpack(data: bytes) -> dict[str, Callable[[], Any]]:
-    """Open the elements that `pack` packed.
+    """Open the elements that `pack` packed: path -> function that reads the element, sorted.
 
-    Parameters
-    ----------
-    data : bytes
-        The zip file.
-
-    Returns
-    -------
-    dict
-        Path -> function that reads the element, sorted.
-
-    Raises
-    ------
-    CorruptError
-        If the bytes are not what was written; from a function also if an element declares more than the file holds.
-    MissingExtraError
-        From a function, if its element takes a package that is not installed.
+    Bytes that are not what was written raise `CorruptError`, here or from a function; a function also raises it for an
+    element that declares more than the file holds, and `MissingExtraError` for one that takes a package that is not
+    installed.
     """
     import zarr
 

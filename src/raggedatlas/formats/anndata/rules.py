@@ -173,27 +173,13 @@ MAX_NODES = 1_000_000
 
 
 class Encoding(NamedTuple):
-    """A registered encoding-type.
+    """A registered encoding-type."""
 
-    Parameters
-    ----------
-    versions : tuple of str
-        Known versions, the current one first.
-    structure : str
-        The rule on being a group, or an array if `is_array`.
-    declaration : str
-        The rule on its declared type and version.
-    is_array : bool
-        Whether it is stored as an array.
-    text : tuple of str
-        The rules on text in Zarr and in HDF5, for an encoding of text.
-    """
-
-    versions: tuple[str, ...]
-    structure: str = "A03"
-    declaration: str = "A03"
+    versions: tuple[str, ...]  # known versions, the current one first
+    structure: str = "A03"  # the rule on being a group, or an array if `is_array`
+    declaration: str = "A03"  # the rule on its declared type and version
     is_array: bool = False
-    text: tuple[str, str] | None = None
+    text: tuple[str, str] | None = None  # the rules on text in Zarr and in HDF5, for an encoding of text
 
 
 ENCODINGS = {
@@ -225,35 +211,19 @@ _VERSION = re.compile(r"v?\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)?", re.IGNORECA
 
 @dataclass
 class AnnDataChecker(Checker[Node]):
-    """Checker of one AnnData.
-
-    Parameters
-    ----------
-    checks : mapping
-        Encoding-type -> check of such an element.
-    full : bool
-        Whether values are read.
-    layout : {"", "0.7", "0.5"}
-        Layout of an old file, in which encodings need not be declared.
-    prefix : str
-        Path of the AnnData in its file, such as ``"mod/rna"``.
-    compare : bool
-        Whether row names of frames are compared with those of their axis even if other values are not read.
-    n_nodes : int
-        Number of elements checked so far.
-    read_names : dict
-        Path of an index -> hashes of its blocks, collected if the key exists, so that names are read once.
-    """
+    """Checker of one AnnData."""
 
     rules: ClassVar[Mapping[str, Rule]] = RULES
     damage: ClassVar[str] = "A00"
 
-    checks: Mapping[str, Check]
-    full: bool
-    layout: Layout = ""
-    prefix: str = ""
+    checks: Mapping[str, Check]  # encoding-type -> check of such an element
+    full: bool  # whether values are read
+    layout: Layout = ""  # of an old file, in which encodings need not be declared
+    prefix: str = ""  # path of the AnnData in its file, such as `mod/rna`
+    # Whether row names of frames are compared with those of their axis even if other values are not read.
     compare: bool = False
-    n_nodes: int = 0
+    n_nodes: int = 0  # number of elements checked so far
+    # Path of an index -> hashes of its blocks, collected if the key exists, so that names are read once.
     read_names: dict[str, list[NDArray[np.uint64]]] = field(default_factory=dict)
 
     def unreadable(self, node: Node, fault: str) -> None:
@@ -267,17 +237,8 @@ class AnnDataChecker(Checker[Node]):
     def element(self, node: Node, *, declared: bool = True) -> None:
         """Check an element and its members.
 
-        Parameters
-        ----------
-        node : Node
-            The element.
-        declared : bool
-            Whether it must declare its encoding; False within frames of anndata 0.7.
-
-        Raises
-        ------
-        LimitError
-            If there are too many elements.
+        `declared` is False where the element need not declare its encoding: within frames of anndata 0.7. The
+        `LimitError` for more than `MAX_NODES` elements ends the check, whatever guards are around it.
         """
         self.n_nodes += 1
         if self.n_nodes > MAX_NODES:
@@ -520,13 +481,7 @@ def names_node(frame: Node) -> Node | None:
 
 
 def name_hashes(frame: Node) -> Hashes | None:
-    """Return hashes of the row names of a frame, (n,) uint64; None if there are none.
-
-    Raises
-    ------
-    SourceError
-        If they cannot be read.
-    """
+    """Return hashes of the row names of a frame, (n,) uint64; None if there are none."""
     index = names_node(frame)
     return None if index is None else joined([hash_names(values) for _, values in index.blocks()])
 

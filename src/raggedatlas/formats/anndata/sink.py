@@ -37,22 +37,9 @@ MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".
 def h5ad_sink(path: str | os.PathLike[str], compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
     """Write an `.h5ad` file.
 
-    Parameters
-    ----------
-    path : str or Path
-        Path of the new file.
-    compression : str or None
-        ``"gzip"`` (level 1, bytes shuffled), ``"zstd"``, ``"blosc"`` (both of the extra `plugins`), ``"lzf"``, each but the
-        last with an optional level, as in ``"zstd:9"``; None for none.
-    overwrite : bool
-        Whether an existing file may be replaced.
-
-    Raises
-    ------
-    DuplicateError
-        If the file exists.
-    StoreError
-        If the folder cannot be written.
+    `compression` is ``"gzip"`` (level 1, bytes shuffled), ``"zstd"``, ``"blosc"`` (both of the extra `plugins`) or
+    ``"lzf"``, each but the last with an optional level, as in ``"zstd:9"``; None for none. Raises `DuplicateError` if
+    the file exists and `overwrite` is False.
     """
     return TreeSink(Hdf5Output(local_path(path), compression=compression, overwrite=overwrite), multimodal=False)
 
@@ -60,7 +47,7 @@ def h5ad_sink(path: str | os.PathLike[str], compression: str | None = "gzip", *,
 def h5mu_sink(path: str | os.PathLike[str], compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
     """Write an `.h5mu` file; keys are ``"mod/<m>/X"`` and so on, ``"obs"`` and ``"obsmap/<m>"`` are global.
 
-    Parameters and errors as of `h5ad_sink`.
+    Arguments as of `h5ad_sink`.
     """
     # 512 bytes is the smallest user block of HDF5; `publish` writes `MUDATA_HEADER` there.
     target = Hdf5Output(local_path(path), compression=compression, overwrite=overwrite, userblock=512)
@@ -77,40 +64,16 @@ def zarr_sink(
 ) -> "TreeSink":
     """Write an AnnData or MuData as a Zarr folder with consolidated metadata.
 
-    Parameters
-    ----------
-    path : str or Path
-        Path of the new folder.
-    zarr_format : {3, 2}
-        Format 3 is sharded.
-    compression : str or None
-        ``"zstd"`` (level 3), ``"blosc"`` or ``"gzip"``, with an optional level; None for none.
-    overwrite : bool
-        Whether an existing folder may be replaced.
-    multimodal : bool
-        Whether it is a MuData, with keys as of `h5mu_sink`.
-
-    Raises
-    ------
-    DuplicateError
-        If the folder exists.
-    StoreError
-        If the folder cannot be written.
+    `multimodal` says that it is a MuData, with keys as of `h5mu_sink`. Of the Zarr formats 2 and 3, 3 is sharded.
+    `compression` is ``"zstd"`` (level 3), ``"blosc"`` or ``"gzip"``, with an optional level; None for none. Raises
+    `DuplicateError` if the folder exists and `overwrite` is False.
     """
     target = ZarrOutput(local_path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
     return TreeSink(target, multimodal=multimodal)
 
 
 class TreeSink:
-    """A `Sink` that writes a tree of AnnData elements.
-
-    Parameters
-    ----------
-    target : OutputFile
-        The file.
-    multimodal : bool
-        Whether it is a MuData.
-    """
+    """A `Sink` that writes a tree of AnnData elements, of a MuData if `multimodal`."""
 
     def __init__(self, target: OutputFile, *, multimodal: bool) -> None:
         self._target, self.multimodal = target, multimodal
@@ -128,13 +91,7 @@ class TreeSink:
         self._axis = 0
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
-        """Announce the matrices to write; values of sparse ones are written in a type that SciPy supports.
-
-        Raises
-        ------
-        SchemaError
-            If one has values that AnnData cannot hold.
-        """
+        """Announce the matrices to write; values of sparse ones are written in a type that SciPy supports."""
         for matrix in matrices:
             if matrix.dtype.kind not in NUMBER_KINDS:
                 raise SchemaError(
@@ -148,28 +105,14 @@ class TreeSink:
                 self._writers[matrix.key] = SparseWriter(self._target, stored)
 
     def write(self, key: str, block: Block) -> None:
-        """Append rows to one matrix.
-
-        Raises
-        ------
-        SchemaError
-            If the matrix was not announced, or the block is not of its form, width or type.
-        StoreError
-            If writing fails.
-        """
+        """Append rows to one matrix that was announced."""
         if key not in self._writers:
             raise SchemaError(f"Matrix {key!r} was not announced; begin() named {sorted(self._writers)}.")
         with writable(self._target.path, key):
             self._writers[key].append(block)
 
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
-        """Write a complete element.
-
-        Raises
-        ------
-        SchemaError
-            If it cannot be written.
-        """
+        """Write a complete element."""
         self._check_key(key)
         if self.multimodal and key == "axis":
             self._axis = int(value)
@@ -192,14 +135,8 @@ class TreeSink:
     def commit(self) -> str:
         """Move the file to its final path, and return that path.
 
-        Raises
-        ------
-        SchemaError
-            If rows are missing, or `obs` and `var` do not fit the matrices.
-        CorruptError
-            If the complete file cannot be read back.
-        StoreError
-            If writing fails.
+        Before that, raises `SchemaError` if rows are missing, or `obs` and `var` do not fit the matrices, and
+        `CorruptError` if the complete file cannot be read back.
         """
         with writable(self._target.path):
             # `finish` checks that all announced rows came, so the checks below can use the announced shapes.
@@ -245,13 +182,7 @@ class TreeSink:
             )
 
     def _record_shape(self, key: str, value: Any) -> None:  # noqa: ANN401
-        """Record the shape of a member that is aligned with the cells or features.
-
-        Raises
-        ------
-        SchemaError
-            If it has no rows: a number, text or mapping.
-        """
+        """Record the shape of a member that is aligned with the cells or features; one without rows (number, text, mapping) is refused."""
         above, _, name = key.rpartition("/")
         group = above.rpartition("/")[2]
         if name in ALIGNED and group not in ALIGNED and isinstance(value, dict):
@@ -331,10 +262,7 @@ class TreeSink:
 def check_opens(path: Path) -> None:
     """Open a complete file as readers do and check its metadata by the rules that they rely on.
 
-    Raises
-    ------
-    CorruptError
-        If it breaks one, which is an error of the writer.
+    Raises `CorruptError` if it breaks one, which is an error of the writer.
     """
     try:
         with closing(open_zarr(path) if path.is_dir() else open_hdf5(path)) as container:
@@ -362,16 +290,9 @@ NARROW_MOST = np.iinfo(np.int32).max
 class SparseWriter:
     """A CSR or CSC matrix that is written from rows.
 
-    Values and minor indices are appended; pointers wait in memory (eight bytes each). Entries of a CSC matrix beyond one band are
-    kept in temporary files until `finish`. Pointers and indices are int32, as SciPy makes them, unless more entries or columns
-    need int64 or it is asked for.
-
-    Parameters
-    ----------
-    target : OutputFile
-        The file.
-    matrix : SinkMatrix
-        Its description.
+    Values and minor indices are appended; pointers wait in memory (eight bytes each). Entries of a CSC matrix beyond
+    one band are kept in temporary files until `finish`. Pointers and indices are int32, as SciPy makes them, unless
+    more entries or columns need int64 or it is asked for.
     """
 
     def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
@@ -448,7 +369,7 @@ class SparseWriter:
 
 
 class DenseWriter:
-    """A dense array of two or more axes; parameters as of `SparseWriter`."""
+    """A dense array of two or more axes that is written from rows."""
 
     def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
         self.matrix = matrix

@@ -52,15 +52,6 @@ if TYPE_CHECKING:
 def h5ad_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed.
 
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    SourceError
-        If it is damaged, or does not fit together.
-    LimitError
-        If it declares more than may be read.
-
     Examples
     --------
     >>> source = h5ad_source("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
@@ -70,31 +61,13 @@ def h5ad_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) ->
 
 
 def zarr_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
-    """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such folder.
-    SourceError
-        If it is damaged, or does not fit together.
-    LimitError
-        If it declares more than may be read.
-    """
+    """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder."""
     path = as_path(path)
     return _stored_source(open_zarr(path), path, "zarr", limit=max_element_bytes)
 
 
 def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
-    """Return a source for an open HDF5 file or Zarr group with an AnnData; it stays open.
-
-    Raises
-    ------
-    SourceError
-        If it is closed, damaged, holds no AnnData, or does not fit together.
-    LimitError
-        If it declares more than may be read.
-    """
+    """Return a source for an open HDF5 file or Zarr group with an AnnData; it stays open."""
     container = open_object(group)
     # `open_object` names a group within a file `file:group`.
     name = Path(container.uri.rpartition(":")[2]).stem or "group"
@@ -102,13 +75,7 @@ def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group
 
 
 def object_source(adata: "AnnData") -> CompositeSource:
-    """Return a source for an AnnData in memory, a view, or a backed one.
-
-    Raises
-    ------
-    SourceError
-        If it has a matrix of a type that cannot be read by rows.
-    """
+    """Return a source for an AnnData in memory, a view, or a backed one."""
     if type(adata.obs).__name__ == "Dataset2D":
         raise SourceError(
             "The AnnData is one of read_lazy, whose tables are not in memory; give the path of its file, which is read in blocks "
@@ -139,12 +106,8 @@ KNOWN = {"X", "layers", "obs", "obsm", "obsp", "raw", "raw.X", "raw.var", "raw.v
 def read_stored_parts(container: Container, prefix: str = "", limit: int = MAX_ELEMENT_BYTES) -> SourceParts:
     """Describe an AnnData below `prefix` (empty, or such as ``"mod/rna/"``).
 
-    Raises
-    ------
-    SourceError
-        If it has no `obs`, or a matrix does not fit `obs` and `var`.
-    LimitError
-        If elements outside of matrices declare more than `limit` bytes.
+    Raises `SourceError` if it has no `obs`, or a matrix does not fit `obs` and `var`; `LimitError` if elements outside
+    of matrices declare more than `limit` bytes.
     """
     stored = _Stored(container, prefix)
     parts = stored.parts()
@@ -493,13 +456,7 @@ def describe_node(node: Any) -> str:  # noqa: ANN401
 
 
 def read_object_parts(adata: "AnnData") -> SourceParts:
-    """Describe an AnnData object; nothing of it is copied, views and backed matrices are read in slices.
-
-    Raises
-    ------
-    SourceError
-        If a matrix is of a type that cannot be read by rows.
-    """
+    """Describe an AnnData object; nothing of it is copied, views and backed matrices are read in slices."""
     return _Object(adata).parts()
 
 
@@ -593,13 +550,7 @@ class _Object(_Contents):
 
 
 def matrix_reader(matrix: Any, place: MatrixLocation) -> RowReader:  # noqa: ANN401  (any matrix that AnnData holds)
-    """Return the reader of a matrix in memory, in a backing file, or computed when sliced.
-
-    Raises
-    ------
-    SourceError
-        If it is none of these.
-    """
+    """Return the reader of a matrix in memory, in a backing file, or computed when sliced."""
     from scipy.sparse import issparse
 
     if bool(issparse(matrix)):
@@ -625,11 +576,6 @@ def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnDa
     """Return an element with dask arrays computed and sparse matrices checked, also within mappings.
 
     SciPy looks only when it must at whether the parts of a matrix fit together.
-
-    Raises
-    ------
-    SourceError
-        Naming the one that does not.
 
     Examples
     --------

@@ -304,24 +304,9 @@ def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
 def raise_if_invalid(path: Address, *, compare: bool = True) -> Problems:
     """Raise for a file that breaks a rule without which it cannot be added, before its values are read.
 
-    Elements that cannot be opened or decoded (A00) are left to the reader, whose error is more precise.
-
-    Parameters
-    ----------
-    path : str or Path
-        An `.h5ad` or `.h5mu` file, or a Zarr folder.
-    compare : bool
-        Whether names are read and compared; without, metadata alone are read.
-
-    Returns
-    -------
-    Problems
-        Other problems, for the report of the add.
-
-    Raises
-    ------
-    SourceError
-        With the id of the first rule, the element that breaks it, and the fix.
+    The `SourceError` names the first such rule by its id, the element that breaks it, and the fix. Elements that cannot
+    be opened or decoded (A00) are left to the reader, whose error is more precise. Row names are read and compared if
+    `compare`; else metadata alone are read. Returns the other problems, for the report of the add.
     """
     with open_tree(path) as root:
         problems = check_root(root, full=False, compare=compare)
@@ -342,20 +327,11 @@ _NAMES_A_RULE = re.compile(r"\b[A-Z]+\d+ (must|should|practice): |\(rule ")
 
 
 def with_rule_id(path: str | AnyPath, error: AtlasError) -> AtlasError:
-    """Return an error of reading a file with the id of the rule that the file breaks, and how a copy is fixed where that is possible.
+    """Return an error of reading a file with the id of the rule that it breaks, and how a copy is fixed if it can be.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    error : AtlasError
-        Error of the reader; its message names the element, which is read once more.
-
-    Returns
-    -------
-    AtlasError
-        Of the same class, its message followed by the rule; the error itself if it already names a rule, is not an error of reading,
-        or the element breaks no rule.
+    `error` is that of the reader; its message names the element, which is read once more. The result is of the same
+    class; it is `error` itself if that already names a rule or is not an error of reading, or the element breaks no
+    rule.
     """
     message = str(error).removeprefix(f"{path}: ")
     # By exact type: `DuplicateError` and `ValuesError` are subclasses, but no errors of reading.

@@ -42,13 +42,7 @@ ENTRY_BYTES = 16
 
 
 class LazyArray:
-    """An array that is opened at the first access.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the array.
-    """
+    """An array that is opened at the first access."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -70,23 +64,11 @@ class LazyArray:
             self._array = None
 
     def shape(self) -> tuple[int, ...]:
-        """Return the sizes of the dimensions.
-
-        Raises
-        ------
-        SourceError
-            C02 if a dimension does not start at 0 or is not of integers.
-        """
+        """Return the sizes of the dimensions; raise C02 if one does not start at 0 or is not of integers."""
         return _axis_sizes(self.path, self.array.schema)
 
     def attribute(self, name: str, rule: str) -> np.dtype[Any]:
-        """Return the dtype of a numeric attribute.
-
-        Raises
-        ------
-        SourceError
-            `rule` if the attribute is missing, C04 if it is not numeric.
-        """
+        """Return the dtype of a numeric attribute; raise `rule` if it is missing, C04 if it is not numeric."""
         schema = self.array.schema
         names = attribute_names(schema)
         if name not in names:
@@ -99,13 +81,7 @@ class LazyArray:
         return dtype
 
     def require_fully_written(self) -> None:
-        """Raise if a dense array is not fully written.
-
-        Raises
-        ------
-        SourceError
-            C00, since missing values would be read as fill values.
-        """
+        """Raise C00 if a dense array is not fully written, since missing values would be read as fill values."""
         if not is_fully_written(self.path, self.array.schema):
             raise SourceError(
                 f"C00: {self.path} is declared with shape {self.shape()}, but is only partially written; it is incomplete. Fetch or "
@@ -115,10 +91,8 @@ class LazyArray:
     def entries(self, wanted: slice | list[int], *, axis: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Read the entries at a slice or a list of coordinates along one dimension.
 
-        Returns
-        -------
-        tuple of arrays
-            Coordinates along that dimension, along the other, and values, unordered. In ``Xr`` and ``Xc`` the other is an attribute.
+        Returns coordinates along that dimension, along the other, and values, unordered. In ``Xr`` and ``Xc`` the other
+        is an attribute.
         """
         schema = self.array.schema
         names = [schema.domain.dim(i).name for i in range(schema.domain.ndim)]
@@ -139,14 +113,8 @@ class LazyArray:
 class SparseRowReader:
     """Row reader of a sparse matrix, from ``Xr`` or a two-dimensional ``X``.
 
-    Parameters
-    ----------
-    opened : LazyArray
-        The array; its first dimension is cells.
-    shape : tuple of int
-        ``(n_cells, n_features)``.
-    rule : str
-        Rule id for a missing attribute.
+    The first dimension of `opened` is cells; `shape` is ``(n_cells, n_features)``. `rule` is the rule id for a missing
+    attribute.
     """
 
     form: MatrixForm = "csr"
@@ -176,12 +144,8 @@ class SparseRowReader:
 class ShiftedRowReader:
     """Row reader of a sparse matrix with column shifts, as the dense matrix that it represents.
 
-    Parameters
-    ----------
-    rows : SparseRowReader
-        Reader of the stored matrix.
-    shift : (n_features,) array
-        Value subtracted from each column, and so the value of its missing entries.
+    `shift`, (n_features,), was subtracted from each column when the matrix was stored, and so is the value of its
+    missing entries.
     """
 
     form: MatrixForm = "dense"
@@ -210,15 +174,7 @@ class ShiftedRowReader:
 
 
 class DenseArray:
-    """A dense array that can be sliced by rows.
-
-    Parameters
-    ----------
-    opened : LazyArray
-        A two-dimensional array.
-    rule : str
-        Rule id for a missing attribute.
-    """
+    """A two-dimensional dense array that can be sliced by rows; `rule` is the rule id for a missing attribute."""
 
     def __init__(self, opened: LazyArray, rule: str) -> None:
         self._opened = opened
@@ -240,26 +196,10 @@ def compress_entries(
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
     """Compress entries along the major coordinate, sorted by the minor one.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the array, for error messages.
-    entries : tuple of (n,) arrays
-        Major coordinates, minor coordinates and values; unordered.
-    extent : tuple of int
-        First major coordinate and the end of the range.
-    n_minor : int
-        Size of the minor dimension.
-
-    Returns
-    -------
-    tuple
-        ``(n_major + 1,)`` int64 indptr, minor coordinates as int32 (int64 if larger), values.
-
-    Raises
-    ------
-    SourceError
-        C20 for duplicate or out-of-range coordinates.
+    `entries` are major coordinates, minor coordinates and values, (n,) each, unordered; `extent` is the first major
+    coordinate and the end of the range. `path` is for error messages. Returns (n_major + 1,) indptr, minor coordinates
+    as int32 (int64 if `n_minor` needs it) and values. Raises C20 for duplicate entries and minor coordinates out of
+    range.
     """
     major, minor, values = entries
     # Checked before keys are made: a coordinate beyond the axis would look like one of the next or previous row.
@@ -288,17 +228,7 @@ def compress_entries(
 
 
 def columns_per_block(folder: AnyPath, n_rows: int, n_columns: int, *, shifted: bool) -> int:
-    """Return the number of matrix columns that take about as much memory as a block of rows.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the CXG.
-    n_rows, n_columns : int
-        Numbers of cells and features.
-    shifted : bool
-        Whether columns are dense because of column shifts.
-    """
+    """Return the number of matrix columns that take about as much memory as a block of rows; shifted columns are dense."""
     with closing(LazyArray(folder / (XC if _is_split(folder) else X))) as opened:
         sparse = opened.array.schema.sparse and not shifted
         each = ENTRY_BYTES * written_cells(opened.path) // n_columns if sparse else 8 * n_rows
@@ -310,21 +240,10 @@ def _is_split(folder: AnyPath) -> bool:
 
 
 def read_columns(folder: AnyPath, columns: Sequence[int], shift: NDArray[Any] | None = None) -> Any:  # noqa: ANN401
-    """Read columns of the matrix, from ``Xc`` if it exists.
+    """Read columns of the matrix, in the order of `columns`, from ``Xc`` if it exists.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the CXG.
-    columns : sequence of int
-        Column numbers, in the order of the result.
-    shift : (n_features,) array, optional
-        See `ShiftedRowReader`.
-
-    Returns
-    -------
-    scipy.sparse.csc_matrix or numpy.ndarray
-        ``(n_cells, n_columns)``; an array if the matrix is dense or shifted.
+    Returns (n_cells, n_columns): a `scipy.sparse.csc_matrix`, or an array if the matrix is dense or shifted. For
+    `shift` see `ShiftedRowReader`.
     """
     split = _is_split(folder)
     with closing(LazyArray(folder / (XC if split else X))) as opened:
@@ -377,27 +296,13 @@ NUMBERED = re.compile(r"name_(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """Description of a table, without its values.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the array.
-    n_rows : int
-        Number of rows.
-    columns : tuple of str
-        Attribute names, in order.
-    hints : mapping
-        The parsed ``cxg_schema``; empty if there is none.
-    metadata : mapping of str to any
-        Other metadata.
-    """
+    """Description of a table, without its values."""
 
     path: AnyPath
     n_rows: int
-    columns: tuple[str, ...]
-    hints: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...]  # attribute names, in order
+    hints: Mapping[str, Any] = field(default_factory=dict)  # the parsed ``cxg_schema``; empty if there is none
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # all other metadata
 
     @property
     def shown(self) -> str | None:
@@ -407,10 +312,10 @@ class TableInfo:
 
     @property
     def index(self) -> str | None:
-        """The column with the original index of the table.
+        """The column with the original index of the table; None if there is none.
 
-        Writers of CXG store the index in a column ``name_0`` (or ``name_1`` and so on if that is taken) even if viewers are to show
-        another column.
+        Writers of CXG store the index in a column ``name_0`` (or ``name_1`` and so on if that is taken) even if viewers
+        are to show another column.
         """
         shown = self.shown
         numbered = sorted((int(m[1]), name) for name in self.columns if (m := NUMBERED.fullmatch(name)))
@@ -420,15 +325,7 @@ class TableInfo:
 
 
 def read_table_info(path: AnyPath) -> TableInfo:
-    """Read the description of a table.
-
-    Raises
-    ------
-    SourceError
-        By rule id: C00 for damage, C02 if the array is not one-dimensional from 0, C30 if the hints are not a JSON object.
-    LimitError
-        If it declares too many rows.
-    """
+    """Read the description of a table; raise C00 for damage, C02 for another form than one dimension from 0, C30 for invalid hints."""
     with open_array(path) as array:
         sizes = _axis_sizes(path, array.schema)
         if array.schema.sparse or len(sizes) != 1:
@@ -460,13 +357,7 @@ def _axis_sizes(path: AnyPath, schema: Any) -> tuple[int, ...]:  # noqa: ANN401 
 
 
 def parse_object(path: AnyPath, key: str, stored: Any, rule: str) -> dict[str, Any]:  # noqa: ANN401
-    """Parse a metadata value as a JSON object; null is treated as empty.
-
-    Raises
-    ------
-    SourceError
-        With the rule id, if it is not a JSON object.
-    """
+    """Parse a metadata value as a JSON object, null as an empty one; raise `rule` for anything else."""
     try:
         value = parse_json(stored)
     except (TypeError, ValueError) as error:
@@ -479,10 +370,7 @@ def parse_object(path: AnyPath, key: str, stored: Any, rule: str) -> dict[str, A
 def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
     """Read a table, with the index of the original file.
 
-    Raises
-    ------
-    SourceError
-        By rule id: C00 for damage, C13 for codes without categories, C30 for invalid categories, C31 for codes out of range.
+    Raises C00 for damage, C13 for codes without categories, C30 for invalid categories, C31 for codes out of range.
     """
     import pandas as pd
 
@@ -562,26 +450,10 @@ def _read(stored: TableInfo, names: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 
 def decode_column(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
-    """Decode a stored column with its hint.
+    """Decode a stored column, (n,) codes, numbers or text, with its hint ``{"type": ..., "categories": [...]}``.
 
-    Parameters
-    ----------
-    what : str
-        Name of the column, for error messages.
-    values : (n,) array
-        Stored codes, numbers or text.
-    hint : mapping or None
-        ``{"type": ..., "categories": [...]}``.
-
-    Returns
-    -------
-    (n,) array or pandas.Categorical
-        Decoded values; text as objects.
-
-    Raises
-    ------
-    SourceError
-        See `read_dataframe`.
+    Returns an (n,) array, text as objects, or a `pandas.Categorical`. `what` names the column in messages; errors are
+    those of `read_dataframe`.
 
     Examples
     --------

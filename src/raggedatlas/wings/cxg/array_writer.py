@@ -73,24 +73,12 @@ class NewDimension:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The schema of an array.
+    """The schema of an array."""
 
-    Parameters
-    ----------
-    axes : tuple of NewDimension
-        The dimensions, each from 0 to its length, exclusive.
-    attributes : mapping of str to str
-        Name -> NumPy dtype, ``"text"`` for text.
-    sparse : bool
-        Whether the array is sparse.
-    by_columns : bool
-        Whether tiles are laid out by columns.
-    """
-
-    axes: tuple[NewDimension, ...]
-    attributes: Mapping[str, str]
+    axes: tuple[NewDimension, ...]  # each from 0 to its length, exclusive
+    attributes: Mapping[str, str]  # name -> NumPy dtype, ``"text"`` for text
     sparse: bool = False
-    by_columns: bool = False
+    by_columns: bool = False  # whether tiles are laid out by columns
 
 
 TEXT = "text"
@@ -128,13 +116,7 @@ def filters(*, shuffled: bool = False) -> Any:  # noqa: ANN401  (a tiledb.Filter
 
 
 def create(path: Path, form: Form) -> None:
-    """Create an empty array.
-
-    Raises
-    ------
-    StoreError
-        If the array cannot be created.
-    """
+    """Create an empty array."""
     tiledb, packed, shuffled = import_tiledb(), filters(), filters(shuffled=True)
     with tiledb_errors(path, writes=True):
         axes = [
@@ -210,8 +192,9 @@ def write_metadata_array(path: Path, metadata: Mapping[str, Any]) -> None:
 def open_sparse_writer(path: Path, form: Form) -> "GlobalOrderWriter | UnorderedWriter":
     """Create a sparse array, and return a writer of its cells.
 
-    The library's low-level query writes one fragment in global order. It uses private names; without them, each block is sorted
-    and written by the public call, and fragments are consolidated at the end, which takes several times as long.
+    The library's low-level query writes one fragment in global order. It uses private names; without them, each block
+    is sorted and written by the public call, and fragments are consolidated at the end, which takes several times as
+    long.
     """
     create(path, form)
     if low_level_module() is not None:
@@ -221,13 +204,7 @@ def open_sparse_writer(path: Path, form: Form) -> "GlobalOrderWriter | Unordered
 
 
 class GlobalOrderWriter:
-    """Writer of cells in global order, as one fragment.
-
-    Parameters
-    ----------
-    path : Path
-        Path of an existing array.
-    """
+    """Writer of cells of an existing array in global order, as one fragment."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -271,15 +248,7 @@ def _global_query(path: Path) -> tuple[Any, Any]:
 
 
 class UnorderedWriter:
-    """Writer of cells by the public call, one fragment for each block, which are consolidated at the end.
-
-    Parameters
-    ----------
-    path : Path
-        Path of an existing array.
-    axes : tuple of str
-        Names of its dimensions.
-    """
+    """Writer of cells of an existing array by the public call, one fragment for each block, which are consolidated at the end."""
 
     def __init__(self, path: Path, axes: tuple[str, ...]) -> None:
         self._path, self._axes = path, axes
@@ -319,14 +288,9 @@ def consolidate(path: Path, most: int) -> None:
 
 
 class DenseBandWriter:
-    """Writer of the rows of a dense array in order, in bands of complete tiles.
+    """Writer of the rows of a new dense array in order, in bands of complete tiles.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the new array.
-    form : Form
-        Of two dimensions and one attribute.
+    `form` has two dimensions and one attribute, the anonymous one.
     """
 
     def __init__(self, path: Path, form: Form) -> None:
@@ -370,25 +334,11 @@ READ_ENTRIES = 1 << 21
 
 
 class MatrixWriter:
-    """Writer of the rows of a matrix, which chooses the layout from the first rows.
+    """Writer of the rows of a matrix, which chooses the layout by `n_entries`, or from the first rows if that is None.
 
-    Parameters
-    ----------
-    folder, work : Path
-        Folder of the CXG, and path for temporary files.
-    shape : tuple of int
-        ``(n_cells, n_features)``.
-    n_entries : int or None
-        Maximum number of entries, if known.
-    options : CxgOptions
-        Options of the writer.
-
-    Attributes
-    ----------
-    n_nonfinite : int
-        Number of NaN and infinite values.
-    first_nonfinite : tuple of int, optional
-        Cell and feature of the first of them.
+    `work` is the path for temporary files, `shape` is ``(n_cells, n_features)``, and `n_entries` is the maximum number
+    of entries. `n_nonfinite` counts NaN and infinite values; `first_nonfinite` is cell and feature of the first of
+    them.
     """
 
     def __init__(
@@ -402,13 +352,7 @@ class MatrixWriter:
         self.first_nonfinite: tuple[int, int] | None = None
 
     def append(self, block: Block) -> None:
-        """Append rows.
-
-        Raises
-        ------
-        ValuesError
-            C03 for a value that float32 cannot represent.
-        """
+        """Append rows; raise C03 for a value that float32 cannot represent."""
         rows = normalize_block(block, self.n_rows)
         if self._writer is None:
             self._writer = self._open_writer(len(rows.indices), rows.n_rows)
@@ -577,17 +521,8 @@ class _TiledLayout(_SparseLayout):
 def normalize_block(block: Block, first: int) -> CsrBlock:
     """Return rows as float32 without zeros, sorted by column, with duplicate entries summed.
 
-    Parameters
-    ----------
-    block : CsrBlock or DenseBlock
-        Rows with the layer ``"values"``.
-    first : int
-        Number of its first row, for messages.
-
-    Raises
-    ------
-    ValuesError
-        C03 for a value that float32 cannot represent.
+    Reads the layer ``"values"``. Raises C03 for a value that float32 cannot represent; `first`, the number of the first
+    row, is for its message.
 
     Examples
     --------

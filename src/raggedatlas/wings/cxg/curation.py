@@ -51,13 +51,6 @@ def find_program() -> Path:
     """Return the program that checks files against CELLxGENE's schema.
 
     Its pinned releases of anndata and pandas exclude those of this package, so it runs in an environment of its own.
-
-    Raises
-    ------
-    NotFoundError
-        If the variable names a program that does not exist.
-    MissingExtraError
-        If it is not installed.
     """
     named = os.environ.get(VARIABLE)
     if named:
@@ -145,13 +138,7 @@ def validate_schema(
 
 
 def missing_facts(source: Source) -> tuple[str, ...]:
-    """Return what a source lacks of the facts that CELLxGENE's schema requires, one line each; values are not checked.
-
-    Parameters
-    ----------
-    source : Source
-        Any open source.
-    """
+    """Return what a source lacks of the facts that CELLxGENE's schema requires, one line each; values are not checked."""
     schema = source.describe()
     columns = set(source.cells().column_names[1:])
     elements = {*schema.elements, *schema.left_out}
@@ -184,14 +171,7 @@ EXACT_FLOAT32 = 1 << 24
 class CurationSink:
     """A `Sink` that gives an AnnData the form of CELLxGENE's schema and warns of facts that are missing.
 
-    Parameters
-    ----------
-    sink : Sink
-        Of an `.h5ad` file.
-    path : str
-        The file, for messages.
-    title : str or None
-        ``uns["title"]``.
+    `sink` is that of an `.h5ad` file, `path` names the file in messages, and `title` becomes ``uns["title"]``.
 
     Notes
     -----
@@ -218,13 +198,7 @@ class CurationSink:
         self._sink.begin(tuple(stored))
 
     def write(self, key: str, block: Block) -> None:
-        """Append rows.
-
-        Raises
-        ------
-        ValuesError
-            If a count is too large for float32.
-        """
+        """Append rows; raise `ValuesError` if a count is too large for float32."""
         if key == "X":
             values = block.layers["values"]
             if values.dtype.kind in "iu" and values.size and int(values.max()) > EXACT_FLOAT32:

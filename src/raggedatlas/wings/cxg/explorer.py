@@ -48,13 +48,7 @@ _LOG_LINES = 3
 
 
 def install_folder() -> Path:
-    """Return the folder where `install_explorer` creates the environment: below ``$XDG_DATA_HOME``, or ``~/.local/share``.
-
-    Raises
-    ------
-    StoreError
-        If the user has no home, and the variable is not set.
-    """
+    """Return the folder where `install_explorer` creates the environment: below ``$XDG_DATA_HOME``, or ``~/.local/share``."""
     folder = user_folder("XDG_DATA_HOME", ".local/share")
     if folder is None:
         raise StoreError("There is no home directory to install cellxgene in; set XDG_DATA_HOME to a folder.")
@@ -121,20 +115,11 @@ def _run_command(*line: str | Path) -> None:
 
 
 def find_explorer() -> Path | None:
-    """Find the program.
+    """Find the program; return None if it is not installed.
 
-    The variable RAGGEDATLAS_EXPLORER names it; without, it is looked for in `.venv-explorer` of the working directory, then of the
-    checkout that this package is imported from, and where `install_explorer` puts it.
-
-    Returns
-    -------
-    Path or None
-        None if it is not installed.
-
-    Raises
-    ------
-    NotFoundError
-        If the variable names a path that does not exist.
+    The variable RAGGEDATLAS_EXPLORER names it; without, it is looked for in `.venv-explorer` of the working directory,
+    then of the checkout that this package is imported from, and where `install_explorer` puts it. Raises
+    `NotFoundError` if the variable names a path that does not exist.
     """
     named = os.environ.get(VARIABLE)
     if named:
@@ -149,13 +134,7 @@ def find_explorer() -> Path | None:
 
 
 def require_explorer() -> Path:
-    """Find the program, or raise an error that says how to install it.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
-    """
+    """Find the program, or raise an error that says how to install it."""
     found = find_explorer()
     if found is None:
         raise MissingExtraError(f"CELLxGENE Explorer is not installed; {INSTALL_HINT}.")
@@ -163,31 +142,11 @@ def require_explorer() -> Path:
 
 
 class ExplorerServer(LoopbackServer):
-    """Server of one CXG for the browsers of this machine.
+    """Server of one CXG of version 0.2.0 or older for the browsers of this machine.
 
-    Parameters
-    ----------
-    path : str or Path
-        A CXG of version 0.2.0 or older.
-    port : int
-        Port on loopback; 0 picks a free one.
-    title : str, optional
-        Title of the page; by default that of the CXG.
-    program : Path, optional
-        Executable of cellxgene; by default that of `find_explorer`.
-    timeout : float
-        Seconds to wait until it answers.
-    temporary : Path, optional
-        Folder that is removed when the server is closed.
-
-    Raises
-    ------
-    MissingExtraError
-        If there is no cellxgene.
-    NotFoundError
-        If there is no such folder.
-    StoreError
-        If it does not serve the CXG, with its last output.
+    Port 0 picks a free one. `title` is that of the page, by default that of the CXG; `program` is by default that of
+    `find_explorer`; `timeout` is the number of seconds to wait for the first answer, after which `StoreError` has the
+    last output of the program. `temporary` is a folder that is removed when the server is closed.
 
     Notes
     -----
@@ -275,14 +234,7 @@ class ExplorerServer(LoopbackServer):
 
 
 def terminate_process(process: "subprocess.Popen[Any]", timeout: float = _STOP_TIMEOUT) -> None:
-    """Terminate a process, and kill it if it does not exit in time; it is always waited for.
-
-    Parameters
-    ----------
-    process : subprocess.Popen
-        A child.
-    timeout : float
-        Seconds until it is killed.
+    """Terminate a child process, and kill it if it does not exit within `timeout` seconds; it is always waited for.
 
     Examples
     --------
@@ -340,27 +292,14 @@ NAME = f"cells{ENDING}"
 
 @dataclass(frozen=True, slots=True)
 class PreparedCxg:
-    """Result of `prepare`: a CXG that can be served.
-
-    Parameters
-    ----------
-    path : Path
-        Its folder.
-    written : bool
-        Whether it was written by `prepare`; False if the input can be served unchanged.
-    """
+    """Result of `prepare`: a CXG that can be served."""
 
     path: Path
-    written: bool
+    written: bool  # False if the input can be served unchanged
 
 
 def is_servable(path: str | os.PathLike[str]) -> bool:
     """Return whether cellxgene 0.16.8 can serve a CXG unchanged: version 0.2.0 or older, with X as one array.
-
-    Raises
-    ------
-    SourceError
-        If it is damaged.
 
     Examples
     --------

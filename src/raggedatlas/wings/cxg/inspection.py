@@ -40,30 +40,14 @@ from raggedatlas.wings.cxg.unstructured import parse_json
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Version, layout and members of a CXG.
-
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    version : str
-        The stored version; `UNNAMED` if there is none.
-    layout : {"dense", "sparse", "split"} or None
-        Layout according to the existing arrays; None if there is no expression matrix.
-    reason : str
-        Human-readable reason, in one line.
-    members : mapping of str to str
-        Name in the root group -> ``"array"`` or ``"group"``; other folders are not listed.
-    embeddings : tuple of str
-        Sorted names of the arrays in ``emb``.
-    """
+    """Version, layout and members of a CXG."""
 
     path: AnyPath
-    version: str
-    layout: Layout | None
-    reason: str
-    members: Mapping[str, TiledbKind]
-    embeddings: tuple[str, ...]
+    version: str  # the stored version; `UNNAMED` if there is none
+    layout: Layout | None  # by the existing arrays; None if there is no expression matrix
+    reason: str  # of version and layout, in one line for people
+    members: Mapping[str, TiledbKind]  # name in the root group -> kind; other folders are not listed
+    embeddings: tuple[str, ...]  # sorted names of the arrays in ``emb``
 
     @property
     def is_known(self) -> bool:
@@ -91,16 +75,9 @@ def is_named_cxg(path: AnyPath) -> bool:
 
 
 def detect(path: Address) -> Detection:
-    """Detect version and layout of a CXG; raises only if they cannot be described.
+    """Detect version and layout of a CXG; an unknown version or a missing matrix is no error.
 
-    Raises
-    ------
-    NotFoundError
-        If the folder does not exist.
-    SourceError
-        If it is not a CXG (C01), or its metadata cannot be opened (C00).
-    MissingExtraError
-        If tiledb is not installed.
+    Raises C01 if it is not a CXG, C00 if its metadata cannot be opened.
     """
     path = as_path(path)
     if not path.exists():
@@ -126,27 +103,10 @@ def list_members(path: AnyPath) -> dict[str, TiledbKind]:
 
 
 def require_readable(detection: Detection, version: str | None = None, *, allow_unknown: bool = False) -> str:
-    """Raise if a CXG cannot be read, and return the version to read it as.
+    """Raise if a CXG cannot be read, and return the version to read it as, one of `VERSIONS`.
 
-    Parameters
-    ----------
-    detection : Detection
-        Result of `detect`.
-    version : str, optional
-        Version to read it as, overriding the stored one.
-    allow_unknown : bool
-        Whether to read an unknown version as the newest known one.
-
-    Returns
-    -------
-    str
-        One of `VERSIONS`.
-
-    Raises
-    ------
-    SourceError
-        By rule id: C10 and C11 if ``obs`` or ``var`` is missing, C17 for a missing or incomplete matrix, C21 for missing
-        embeddings, C50 for an unknown version.
+    `version` overrides the stored one; with `allow_unknown` an unknown version is read as the newest known one. Raises
+    C10 and C11 if ``obs`` or ``var`` is missing, C17 for a missing or incomplete matrix, C50 for an unknown version.
     """
     if version is not None and version not in VERSIONS:
         raise SourceError(f"Unknown CXG version {version!r}; choose one of {', '.join(VERSIONS)}.")
@@ -198,23 +158,11 @@ _MAX_TEXT = 80
 
 @dataclass(frozen=True, slots=True)
 class CxgInspection(Inspection):
-    """Structure of a CXG, as found by `inspect`; prints as a tree, also in notebooks.
+    """Structure of a CXG, as found by `inspect`; prints as a tree, also in notebooks. `store` is ``"CXG"`` with the version."""
 
-    Parameters
-    ----------
-    path, store, n_bytes, root
-        As of any `Inspection`; `store` is ``"CXG"`` with the version.
-    version : str
-        The stored version; ``"unnamed"`` if there is none.
-    layout : {"dense", "sparse", "split"} or None
-        Layout according to the existing arrays.
-    reason : str
-        Human-readable reason for version and layout.
-    """
-
-    version: str = UNNAMED
-    layout: str | None = None
-    reason: str = ""
+    version: str = UNNAMED  # the stored version; ``"unnamed"`` if there is none
+    layout: str | None = None  # ``"dense"``, ``"sparse"``, ``"split"``; None if there is no complete matrix
+    reason: str = ""  # of version and layout, for people
 
 
 @checked

@@ -107,24 +107,15 @@ STRICT_KINDS: tuple[LossKind, ...] = ("lost", "changed")
 class ConversionLoss:
     """One element that is not preserved exactly.
 
-    Parameters
-    ----------
-    key : str
-        Key of the element: ``"layers/counts"``, ``"obs/n_genes"``.
-    fate : {"lost", "changed", "kept", "rounded", "converted"}
-        What happens to it.
-    what : str
-        Short explanation, with a workaround if there is one.
-
     Examples
     --------
     >>> print(ConversionLoss("raw", "lost", "a CXG has one matrix"))
     lost: raw (a CXG has one matrix)
     """
 
-    key: str
-    fate: LossKind
-    what: str
+    key: str  # ``"layers/counts"``, ``"obs/n_genes"``
+    fate: LossKind  # what happens to it, see `LOSS_KINDS`
+    what: str  # short explanation, with a workaround if there is one
 
     def __str__(self) -> str:
         """Return the loss as one line."""
@@ -153,7 +144,7 @@ def embedding_name(name: str) -> str:
 
 
 def is_embedding(name: str, width: int, dtype: np.dtype[Any]) -> bool:
-    """Return whether an array of ``obsm`` is treated as an embedding: ``spatial``, ``X_...``, or two or three float columns.
+    """Return whether an array of ``obsm`` becomes an embedding: ``spatial``, ``X_...``, or two or three float columns.
 
     Examples
     --------

@@ -137,36 +137,19 @@ _KNOWN = {OBS, VAR, X, XR, XC, SHIFT, GROUP_METADATA, UNS}
 
 @dataclass
 class CxgChecker(Checker[str]):
-    """Checker of one CXG.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the folder.
-    full : bool
-        Whether values are read.
-    members : mapping of str to str
-        Name of each member of the root -> ``"array"`` or ``"group"``.
-    arrays : dict of str to ArrayInfo
-        The arrays that could be opened, embeddings as ``"emb/NAME"``.
-    version : str
-        The declared version, `UNNAMED` if there is none.
-    hints : dict of str to dict
-        The hints of each table that was checked, by column.
-    shown : dict of str to any
-        What they name as the index.
-    """
+    """Checker of one CXG."""
 
     rules: ClassVar[Mapping[str, Rule]] = RULES
     damage: ClassVar[str] = "C00"
 
     path: AnyPath
-    full: bool
-    members: Mapping[str, TiledbKind]
+    full: bool  # whether values are read
+    members: Mapping[str, TiledbKind]  # name of each member of the root -> kind
+    # only those that could be opened; embeddings as ``"emb/NAME"``
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
-    version: str = UNNAMED
-    hints: dict[str, dict[str, Any]] = field(default_factory=dict)
-    shown: dict[str, Any] = field(default_factory=dict)
+    version: str = UNNAMED  # the declared version, `UNNAMED` if there is none
+    hints: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each table that was checked, by column
+    shown: dict[str, Any] = field(default_factory=dict)  # table -> what its hints name as the index
 
     def reason(self, error: AtlasError) -> str:
         """Return the first part of the message, without the rule id."""
@@ -183,13 +166,7 @@ class CxgChecker(Checker[str]):
                 self.arrays[name] = read_array_info(self.path / name)
 
     def read_json(self, where: str, key: str, rule: str) -> Any:  # noqa: ANN401  (any JSON)
-        """Read a JSON object from the metadata of an array.
-
-        Returns
-        -------
-        dict or None
-            None if it is missing, or not a JSON object, which is reported by `rule`.
-        """
+        """Read a JSON object from the metadata of an array; None if it is missing, or not a JSON object, which is reported by `rule`."""
         stored = self.arrays[where].metadata.get(key)
         if stored is None:
             return None

@@ -75,25 +75,7 @@ _ONE_MATRIX = "a CXG has a single matrix; x= selects another one"
 
 
 def cxg_sink(path: str | os.PathLike[str], **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
-    """Return a sink that writes a CXG.
-
-    Parameters
-    ----------
-    path : str or Path
-        Path of the new CXG.
-    **choices
-        Fields of `CxgOptions`: ``profile``, ``strict``, ``title``, ``about``, ``compute_embedding``, ``overwrite``, and more.
-
-    Raises
-    ------
-    SourceError
-        If an option is unknown.
-    DuplicateError
-        If the path exists.
-    StoreError
-        If the folder cannot be written.
-    MissingExtraError
-        If tiledb is not installed.
+    """Return a sink that writes a CXG; `choices` are the fields of `CxgOptions`.
 
     Examples
     --------
@@ -103,15 +85,7 @@ def cxg_sink(path: str | os.PathLike[str], **choices: Any) -> "CxgSink":  # noqa
 
 
 class CxgSink:
-    """A `Sink` that writes a CXG to a temporary folder, and renames it at the end.
-
-    Parameters
-    ----------
-    path : Path
-        Final path.
-    options : CxgOptions
-        Options of the writer.
-    """
+    """A `Sink` that writes a CXG to a temporary folder, and renames it to `path` at the end."""
 
     multimodal = False
     by_column = True
@@ -145,13 +119,7 @@ class CxgSink:
         create_group(self._folder / EMB)
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
-        """Announce the matrices to write.
-
-        Raises
-        ------
-        SchemaError
-            If a matrix is not numeric.
-        """
+        """Announce the matrices to write."""
         for matrix in matrices:
             if matrix.dtype.kind not in "biuf":
                 raise SchemaError(
@@ -179,12 +147,9 @@ class CxgSink:
     def write(self, key: str, block: Block) -> None:
         """Append rows to a matrix; rows of matrices that a CXG cannot hold are ignored.
 
-        Raises
-        ------
-        SourceError
-            By rule id, at the first rows, if something cannot be written or is rejected by ``strict``.
-        ValuesError
-            C03 for a value that float32 cannot represent, C24 for an infinite coordinate.
+        The first rows start the writing: `SourceError`, by rule id, if something cannot be written or is rejected by
+        ``strict``. Raises `ValuesError` for a value that float32 cannot represent (C03) or an infinite coordinate
+        (C24).
         """
         self._start()
         if key == self.options.x:
@@ -194,13 +159,7 @@ class CxgSink:
             self._embeddings[embedding_name(key.removeprefix(OBSM))].append(block)
 
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
-        """Write a complete element; elements must precede rows of matrices.
-
-        Raises
-        ------
-        SchemaError
-            If rows were already written.
-        """
+        """Write a complete element; elements must precede rows of matrices."""
         if self._tables is not None:
             raise SchemaError(f"{key} follows rows of a matrix; a CXG needs tables and metadata first.")
         head, _, rest = key.partition("/")
@@ -216,17 +175,7 @@ class CxgSink:
             self.wants(key)
 
     def commit(self) -> str:
-        """Move the CXG to its final path, and return that path.
-
-        Raises
-        ------
-        SchemaError
-            If rows are missing.
-        SourceError, ValuesError
-            As for `write`.
-        StoreError
-            If writing fails.
-        """
+        """Move the CXG to its final path, and return that path."""
         self._start()
         assert self._main is not None
         assert self._tables is not None
@@ -491,19 +440,9 @@ def principal_components(
 ) -> NDArray[np.float32]:
     """Compute principal components in a few passes over the rows; counts are normalized to 10,000 per cell and logged.
 
-    Parameters
-    ----------
-    blocks : callable
-        Each call iterates over all rows, in blocks with the layer ``"values"``.
-    shape : tuple of int
-        ``(n_cells, n_features)``.
-    n_components : int
-        Number of components; missing ones are 0.
-
-    Returns
-    -------
-    (n_cells, n_components) float32
-        The entry with the largest magnitude of each component is positive.
+    Each call of `blocks` iterates over all rows, in blocks with the layer ``"values"``; `shape` is ``(n_cells,
+    n_features)``. The result is (n_cells, n_components); the entry with the largest magnitude of each component is
+    positive, and missing components are 0.
 
     Notes
     -----

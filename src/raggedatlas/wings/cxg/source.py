@@ -70,25 +70,9 @@ def cxg_source(
 ) -> "CxgSource":
     """Open a CXG of any version and layout.
 
-    Parameters
-    ----------
-    path : str or Path
-        Path of the folder.
-    version : str, optional
-        Version to read it as, overriding the stored one.
-    allow_unknown : bool
-        Whether to read an unknown version as the newest known one.
-    uns : bool
-        Whether to read unstructured metadata.
-
-    Raises
-    ------
-    NotFoundError
-        If the folder does not exist.
-    SourceError
-        By rule id, if it is not a CXG, is incomplete, damaged or inconsistent, or holds bytes in ``uns``.
-    MissingExtraError
-        If tiledb is not installed.
+    `version` overrides the stored one; with `allow_unknown` an unknown version is read as the newest known one. `uns`
+    is whether to read unstructured metadata; if so, bytes in ``uns`` raise C27. A CXG that is incomplete, damaged or
+    inconsistent raises `SourceError` with the rule id.
 
     Examples
     --------
@@ -102,16 +86,9 @@ def cxg_source(
 
 
 class CxgSource(CompositeSource):
-    """A `Source` that can also read columns.
+    """A `Source` that can also read columns, of a readable CXG.
 
-    Parameters
-    ----------
-    detection : Detection
-        Detection result of a readable CXG.
-    version : str
-        Version to read it as.
-    uns : bool
-        Whether to read unstructured metadata.
+    `version` is the one to read it as; `uns` is whether to read unstructured metadata.
     """
 
     def __init__(self, detection: Detection, version: str, *, uns: bool) -> None:
@@ -120,24 +97,11 @@ class CxgSource(CompositeSource):
         super().__init__(self._stored.parts(), name=detection.path.stem, uri=str(detection.path), format="cxg")
 
     def columns(self, features: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
-        """Read some features of all cells, from ``Xc`` if it exists.
+        """Read some features of all cells, from ``Xc`` if it exists, in the requested order.
 
-        Parameters
-        ----------
-        features : sequence of int or str
-            Column numbers, or names from the index of ``var`` or from the column that viewers show.
-
-        Returns
-        -------
-        scipy.sparse.csc_matrix or numpy.ndarray
-            ``(n_cells, n)``, in the requested order; an array if the matrix is dense or its columns are shifted.
-
-        Raises
-        ------
-        FeatureError
-            If a name is unknown or ambiguous.
-        SourceError
-            If the CXG is damaged.
+        Features are column numbers, or names from the index of ``var`` or from the column that viewers show. Returns
+        (n_cells, n): a `scipy.sparse.csc_matrix`, or an array if the matrix is dense or its columns are shifted. Raises
+        `FeatureError` if a name is unknown or ambiguous.
         """
         numbers = [w for w in features if not isinstance(w, str)]
         if len(numbers) < len(features):
@@ -150,22 +114,8 @@ class CxgSource(CompositeSource):
     def column_blocks(self, step: int | None = None) -> Iterator[tuple[int, Any]]:
         """Iterate over all features in blocks, from ``Xc`` if it exists.
 
-        Parameters
-        ----------
-        step : int, optional
-            Number of features per block; None uses as many as take about 16 MiB, at least one.
-
-        Yields
-        ------
-        first : int
-            Number of the first feature of the block.
-        values : scipy.sparse.csc_matrix or numpy.ndarray
-            ``(n_cells, n)``, as returned by `columns`.
-
-        Raises
-        ------
-        SourceError
-            If the CXG is damaged, or `step` is less than 1.
+        Yields the number of the first feature of a block, and its values, (n_cells, n), as returned by `columns`. A
+        `step` of None is as many features as take about 16 MiB, at least one.
 
         Examples
         --------
@@ -409,20 +359,8 @@ def _decode_bytes(value: Any) -> Any:  # noqa: ANN401
 def read_unstructured(path: AnyPath) -> dict[str, Any]:
     """Read ``uns``, stored as metadata of an array, as in all known files, or of a group.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the array or group.
-
-    Returns
-    -------
-    dict of str to any
-        Values by key; JSON is parsed, and arrays of a group are read.
-
-    Raises
-    ------
-    SourceError
-        C27 for bytes, which may be a pickle and could run code if loaded; C00 for damage.
+    JSON is parsed, and arrays of a group are read. Raises C27 for bytes, which may be a pickle and could run code if
+    loaded.
     """
     if tiledb_kind(path) == "array":
         with open_array(path) as array:

@@ -35,21 +35,11 @@ BATCH_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class SpilledColumn:
-    """A column in a file; rows are read on demand.
+    """A column in a file; rows are read on demand."""
 
-    Parameters
-    ----------
-    path : Path
-        An Arrow file of one column.
-    n_rows : int
-        Its length.
-    dtype : numpy.dtype
-        Dtype of a slice; text as objects.
-    """
-
-    path: Path
+    path: Path  # an Arrow file of one column
     n_rows: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # of a slice; text as objects
 
     def __len__(self) -> int:
         return self.n_rows
@@ -65,12 +55,7 @@ class SpilledColumn:
 
 
 class ColumnSpill:
-    """Writer of columns to files in a folder, which the owner of the folder removes.
-
-    Parameters
-    ----------
-    folder : Path
-        Created with the first column.
+    """Writer of columns to files in a folder, which is created with the first column and which its owner removes.
 
     Examples
     --------
@@ -84,18 +69,7 @@ class ColumnSpill:
         self._folder, self._n_columns = folder, 0
 
     def keep(self, parts: Iterable[NDArray[Any]]) -> SpilledColumn:
-        """Write a column to a file.
-
-        Parameters
-        ----------
-        parts : iterable of (k,) array
-            Its rows, in parts of one dtype: numbers without missing values, or text as objects.
-
-        Raises
-        ------
-        StoreError
-            If the file cannot be written.
-        """
+        """Write a column to a file, in parts, (k,), of one dtype: numbers without missing values, or text as objects."""
         path = self._folder / f"{self._n_columns}.arrow"
         self._n_columns += 1
         writer, n_rows, dtype = None, 0, np.dtype(object)
@@ -129,46 +103,23 @@ _ROWS = {OBS: "cells", VAR: "features"}
 
 @dataclass(frozen=True, slots=True)
 class EncodedColumn:
-    """An encoded column.
+    """An encoded column."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the attribute.
-    values : (n,) array or SpilledColumn
-        Text as objects; long columns are in a file.
-    hint : dict
-        Its entry in the hints.
-    """
-
-    name: str
-    values: NDArray[Any] | SpilledColumn
-    hint: dict[str, Any]
+    name: str  # of the attribute
+    values: NDArray[Any] | SpilledColumn  # (n,); text as objects; long columns are in a file
+    hint: dict[str, Any]  # its entry in the hints
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """An encoded table.
+    """An encoded table."""
 
-    Parameters
-    ----------
-    columns : tuple of EncodedColumn
-        The columns, including the index.
-    index : str
-        The column that viewers show.
-    losses : tuple of ConversionLoss
-        Values that are not preserved.
-    labels : mapping of str to list of str
-        Name of a categorical column in the frame -> its categories, in the order of the frame, as they are labelled in the CXG.
-    names : mapping of str to str
-        Name of a column in the frame -> its name in the CXG.
-    """
-
-    columns: tuple[EncodedColumn, ...]
-    index: str
+    columns: tuple[EncodedColumn, ...]  # including the index
+    index: str  # the column that viewers show
     losses: tuple[ConversionLoss, ...]
+    # column of the frame -> its categories as labelled in the CXG, in the order of the frame
     labels: dict[str, list[str]]
-    names: dict[str, str]
+    names: dict[str, str]  # column of the frame -> its name in the CXG
 
     def hints(self) -> dict[str, Any]:
         """Return the content of ``cxg_schema``."""
@@ -210,21 +161,8 @@ def encode_table(
 ) -> Table:
     """Encode a table for a CXG, column by column.
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame or ColumnTable
-        Cells or features.
-    options : EncodingOptions
-        Options of the encoding.
-    shown : str, optional
-        The column that viewers show as the index; None: the index itself.
-    spool : ColumnSpill, optional
-        Temporary files for columns; None: they stay in memory.
-
-    Raises
-    ------
-    SourceError
-        By rule id: C28 for integers beyond 32 bits, numbers beyond float32, and text that is not Unicode.
+    `shown` is the column that viewers show as the index; None: the index itself. Without a `spool` encoded columns stay
+    in memory. Raises C28 for integers beyond 32 bits, numbers beyond float32, and text that is not Unicode.
 
     Examples
     --------
@@ -542,12 +480,8 @@ MAX_HASHES = 1 << 23
 def count_duplicates(blocks: Callable[[], Iterable[NDArray[Any]]], n: int) -> int:
     """Count repeated names, by hashes of 64 bits, in bounded memory.
 
-    Parameters
-    ----------
-    blocks : callable
-        Each call iterates over all names, as (k,) arrays of text; called once for each `MAX_HASHES` names.
-    n : int
-        Number of names.
+    Each call of `blocks` iterates over all `n` names, as (k,) arrays of text; it is called once for each `MAX_HASHES`
+    names.
 
     Examples
     --------
@@ -568,15 +502,7 @@ def count_duplicates(blocks: Callable[[], Iterable[NDArray[Any]]], n: int) -> in
 def make_names_unique(names: "pd.Series[Any]") -> "list[str]":
     """Return unique names of features: the name, followed by the id if it is not unique; the id if the name is missing.
 
-    Parameters
-    ----------
-    names : pandas.Series
-        Text, indexed by id.
-
-    Returns
-    -------
-    list of str
-        In the same order; unique if ids are.
+    `names` is text, indexed by id. The result has its order, and is unique if ids are.
 
     Examples
     --------

@@ -25,12 +25,7 @@ BUFFER_BYTES = 1 << 20
 
 
 def import_tiledb() -> Any:  # noqa: ANN401  (a module)
-    """Import TileDB.
-
-    Raises
-    ------
-    MissingExtraError
-        If tiledb is not installed.
+    """Import TileDB; raise `MissingExtraError` if it is not installed.
 
     Examples
     --------
@@ -49,7 +44,8 @@ def import_tiledb() -> Any:  # noqa: ANN401  (a module)
 def context(path: AnyPath | None = None) -> Any:  # noqa: ANN401  (a tiledb.Ctx)
     """Return the TileDB context of this process for an array, with few threads and small buffers.
 
-    A forked child has its own process id and so its own context; the threads of its parent's context would never respond.
+    A forked child has its own process id and so its own context; the threads of its parent's context would never
+    respond.
     """
     return _context(os.getpid(), tuple(_vfs_settings(path).items()) if isinstance(path, Location) else ())
 
@@ -145,12 +141,8 @@ def absolute_uri(path: AnyPath) -> str:
 def open_array(path: AnyPath, mode: str = "r") -> Iterator[Any]:
     """Open an array for reading (``"r"``) or writing (``"w"``), and close it at the end.
 
-    Raises
-    ------
-    SourceError
-        If it is damaged or missing, also if a read within the ``with`` block finds out.
-    StoreError
-        If writing fails.
+    TileDB's errors, also those within the ``with`` block, become `SourceError` (C00) for reads and `StoreError` for
+    writes.
     """
     tiledb = import_tiledb()
     with tiledb_errors(path, writes=mode == "w"):
@@ -167,23 +159,17 @@ def open_array(path: AnyPath, mode: str = "r") -> Iterator[Any]:
 def attribute_names(schema: Any) -> list[str]:  # noqa: ANN401  (a tiledb.ArraySchema)
     """Return the names of the attributes of an array, with ``""`` for the anonymous one.
 
-    ``schema.has_attr("")`` is False for arrays that TileDB 1 wrote, where the anonymous attribute is stored under another name.
+    ``schema.has_attr("")`` is False for arrays that TileDB 1 wrote, where the anonymous attribute is stored under
+    another name.
     """
     return [schema.attr(i).name for i in range(schema.nattr)]
 
 
 def query_attributes(array: Any, *names: str, **options: Any) -> Any:  # noqa: ANN401  (a tiledb.Array, a tiledb query)
-    """Return a query of attributes of an open array.
+    """Return a query of attributes of an array that is open for reading; `options` are arguments of ``Array.query``.
 
-    Parameters
-    ----------
-    array : tiledb.Array
-        Open for reading.
-    *names : str
-        Attributes to read. If all attributes are read, none is named, since TileDB does not find the anonymous attribute
-        of arrays of TileDB 1 by name.
-    **options
-        Arguments of ``Array.query``.
+    If all attributes are read, none is named, since TileDB does not find the anonymous attribute of arrays of TileDB 1
+    by name.
     """
     every = set(names) == set(attribute_names(array.schema))
     return array.query(attrs=None if every else list(names), **options)
@@ -243,19 +229,10 @@ class _CorruptFileError(Exception):
 
 
 def check_file_sizes(path: AnyPath) -> None:
-    """Raise for files of an array or group that TileDB should not open.
+    """Raise C00, with the name of the file, for files of an array or group that TileDB should not open.
 
-    TileDB would block on pipes and devices, and allocate the sizes declared in schemas and metadata even beyond the file size.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the array or group.
-
-    Raises
-    ------
-    SourceError
-        C00, with the name of the file.
+    TileDB would block on pipes and devices, and allocate the sizes declared in schemas and metadata even beyond the
+    file size.
     """
     special = None if isinstance(path, Location) else _find_special_file(path)
     if special is not None:
@@ -273,21 +250,10 @@ def check_file_sizes(path: AnyPath) -> None:
 
 
 def check_text_offsets(path: AnyPath, schema: Any, fields: tuple[str, ...] = ()) -> None:  # noqa: ANN401  (a tiledb.ArraySchema)
-    """Raise if offsets of text are out of bounds or decreasing: TileDB would read invalid memory.
+    """Raise C00 if offsets of text are out of bounds or decreasing: TileDB would read invalid memory.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the array.
-    schema : tiledb.ArraySchema
-        Its schema. Offsets are only checked if compressed with zstd, with or without checksums.
-    fields : tuple of str
-        File names without suffix, see `attribute_files`; all if empty.
-
-    Raises
-    ------
-    SourceError
-        C00, with the name of the file.
+    Offsets are only checked if compressed with zstd, with or without checksums. `fields` are file names without suffix,
+    see `attribute_files`; all if empty.
     """
     packed = [type(schema.offsets_filters[i]).__name__ for i in range(len(schema.offsets_filters))]
     if packed[:1] not in ([], ["ZstdFilter"]) or packed[1:] not in ([], ["ChecksumMD5Filter"]):
@@ -306,15 +272,7 @@ def check_text_offsets(path: AnyPath, schema: Any, fields: tuple[str, ...] = ())
 
 
 def attribute_files(schema: Any, attribute: str) -> tuple[str, ...]:  # noqa: ANN401
-    """Return the file names of an attribute without suffix, in current releases and those before 2020.
-
-    Parameters
-    ----------
-    schema : tiledb.ArraySchema
-        Schema of the array.
-    attribute : str
-        Name of an attribute.
-    """
+    """Return the file names of an attribute without suffix, in current releases and those before 2020."""
     number = next(i for i in range(schema.nattr) if schema.attr(i).name == attribute)
     return f"a{number}", attribute
 
@@ -442,25 +400,13 @@ MAX_BOXES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A dimension of an array.
+    """A dimension of an array."""
 
-    Parameters
-    ----------
-    name : str
-        ``""`` is possible.
-    dtype : numpy.dtype
-        Data type of its coordinates.
-    low, high : any
-        Inclusive bounds; None unless numeric.
-    tile : any
-        Tile extent; None unless numeric.
-    """
-
-    name: str
+    name: str  # may be ``""``
     dtype: np.dtype[Any]
-    low: Any
+    low: Any  # inclusive, like `high`; both are None unless numeric
     high: Any
-    tile: Any
+    tile: Any  # extent; None unless numeric
 
     @property
     def size(self) -> int:
@@ -470,27 +416,13 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class ArrayAttribute:
-    """An attribute of an array.
+    """An attribute of an array."""
 
-    Parameters
-    ----------
-    name : str
-        ``""`` for the anonymous one.
-    dtype : numpy.dtype
-        Data type of one value.
-    variable : bool
-        Whether values have variable length, like text.
-    nullable : bool
-        Whether a value may be missing.
-    filters : str
-        Filters, in the order of writing.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    variable: bool
+    name: str  # ``""`` for the anonymous one
+    dtype: np.dtype[Any]  # of one value
+    variable: bool  # whether values have variable length, like text
     nullable: bool
-    filters: str
+    filters: str  # in the order of writing
 
     @property
     def is_text(self) -> bool:
@@ -505,32 +437,14 @@ class ArrayAttribute:
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """Schema and metadata of an array.
-
-    Parameters
-    ----------
-    sparse : bool
-        Whether the array is sparse.
-    axes : tuple of Dimension
-        Its dimensions.
-    attributes : tuple of ArrayAttribute
-        Its attributes.
-    capacity : int
-        Cells per tile of a sparse array.
-    written : tuple of tuple of int, optional
-        First and last written coordinate of each dimension; None if empty.
-    is_fully_written : bool
-        Whether every cell of a dense array is written.
-    metadata : dict of str to any
-        Its metadata.
-    """
+    """Schema and metadata of an array."""
 
     sparse: bool
     axes: tuple[Dimension, ...]
     attributes: tuple[ArrayAttribute, ...]
-    capacity: int
-    written: tuple[tuple[Any, Any], ...] | None
-    is_fully_written: bool
+    capacity: int  # cells per tile of a sparse array
+    written: tuple[tuple[Any, Any], ...] | None  # first and last written coordinate of each dimension; None if empty
+    is_fully_written: bool  # whether every cell of a dense array is written
     metadata: dict[str, Any]
 
     @property
@@ -565,13 +479,7 @@ class ArrayInfo:
 
 
 def read_array_info(path: AnyPath) -> ArrayInfo:
-    """Read schema and metadata of an array.
-
-    Raises
-    ------
-    SourceError
-        If it cannot be opened (C00).
-    """
+    """Read schema and metadata of an array; raise C00 if it cannot be opened."""
     with open_array(path) as array:
         schema = array.schema
         domain = schema.domain
@@ -585,20 +493,7 @@ def read_array_info(path: AnyPath) -> ArrayInfo:
 
 
 def is_fully_written(path: AnyPath, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
-    """Return whether the fragments of a dense array cover it; TileDB reads fill values where a fragment is missing.
-
-    Parameters
-    ----------
-    path : Path
-        Path of the array.
-    schema : tiledb.ArraySchema
-        Its schema.
-
-    Raises
-    ------
-    SourceError
-        If the fragments cannot be opened (C00).
-    """
+    """Return whether the fragments of a dense array cover it; TileDB reads fill values where a fragment is missing."""
     with tiledb_errors(path):
         boxes = import_tiledb().array_fragments(absolute_uri(path), ctx=context(path)).nonempty_domain
     axes = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
@@ -634,13 +529,7 @@ def is_fully_written(path: AnyPath, schema: Any) -> bool:  # noqa: ANN401  (a ti
 
 
 def written_cells(path: AnyPath) -> int:
-    """Return the number of written cells of an array, from the metadata of its fragments.
-
-    Raises
-    ------
-    SourceError
-        If it cannot be opened (C00).
-    """
+    """Return the number of written cells of an array, from the metadata of its fragments."""
     with tiledb_errors(path):
         fragments = import_tiledb().array_fragments(absolute_uri(path), ctx=context(path))
         return int(sum(fragments.cell_num)) if len(fragments) else 0

@@ -40,10 +40,8 @@ class NotJsonError(Exception):
 def as_json(value: Any) -> str:  # noqa: ANN401  (anything that uns holds)
     """Write a value as strict JSON: arrays as lists, NaN as null.
 
-    Raises
-    ------
-    NotJsonError
-        For bytes, tables, sparse matrices, infinities, keys that are not text, and values nested too deeply.
+    Raises `NotJsonError` for bytes, tables, sparse matrices, infinities, keys that are not text, and values nested too
+    deeply.
 
     Examples
     --------
@@ -77,12 +75,7 @@ def from_json(text: str) -> Any:  # noqa: ANN401
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401
-    """Parse JSON; bytes are UTF-8.
-
-    Raises
-    ------
-    ValueError
-        If it is not JSON, or nested deeper than `MAX_DEPTH`.
+    """Parse JSON; bytes are UTF-8. Raises `ValueError` if it is not JSON, or nested deeper than `MAX_DEPTH`.
 
     Examples
     --------
@@ -105,8 +98,8 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401
 def restore_arrays(value: Any) -> Any:  # noqa: ANN401
     """Convert parsed JSON to values of AnnData, as `from_json` does.
 
-    An irregular list (of objects, of lists of different lengths, of different types) becomes JSON text, since AnnData files cannot
-    store it.
+    An irregular list (of objects, of lists of different lengths, of different types) becomes JSON text, since AnnData
+    files cannot store it.
 
     Examples
     --------
@@ -231,10 +224,8 @@ _HEX = re.compile(r"#([0-9a-fA-F]{3}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
 def as_hex(color: Any) -> str | None:  # noqa: ANN401  (a text, or three or four numbers)
     """Return a colour as ``#rrggbb`` without transparency, or None if it is not a colour.
 
-    Parameters
-    ----------
-    color : str or sequence of number
-        A CSS name, ``#rgb``, ``#rrggbb``, ``#rrggbbaa``, or red, green, blue (and alpha) from 0 to 1, or from 0 to 255 as integers.
+    Accepts CSS names, ``#rgb``, ``#rrggbb``, ``#rrggbbaa``, and red, green, blue (and alpha) as floats from 0 to 1,
+    or as integers from 0 to 255.
 
     Examples
     --------
@@ -291,24 +282,12 @@ _TERM = "_ontology_term_id"
 
 @dataclass(frozen=True, slots=True)
 class CxgMetadata:
-    """Metadata of a CXG.
+    """Metadata of a CXG."""
 
-    Parameters
-    ----------
-    group : dict of str to str
-        Metadata of ``cxg_group_metadata``.
-    obs, var : dict of str to any
-        Metadata of the tables, other than their hints.
-    uns : dict of str to str
-        JSON of ``spatial``, where there is some.
-    losses : list of ConversionLoss
-        Elements that are not preserved.
-    """
-
-    group: dict[str, Any] = field(default_factory=dict)
-    obs: dict[str, Any] = field(default_factory=dict)
+    group: dict[str, Any] = field(default_factory=dict)  # of ``cxg_group_metadata``
+    obs: dict[str, Any] = field(default_factory=dict)  # metadata of the table other than its hints, like `var`
     var: dict[str, Any] = field(default_factory=dict)
-    uns: dict[str, str] = field(default_factory=dict)
+    uns: dict[str, str] = field(default_factory=dict)  # JSON of ``spatial``, where there is some
     losses: list[ConversionLoss] = field(default_factory=list)
 
     def lose(self, key: str, fate: LossKind, what: str) -> None:
@@ -317,21 +296,9 @@ class CxgMetadata:
 
 
 def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) -> CxgMetadata:
-    """Distribute unstructured metadata over the metadata of a CXG.
+    """Distribute the unstructured metadata of an AnnData over a CXG; what has no place there becomes a loss.
 
-    Parameters
-    ----------
-    uns : mapping of str to any
-        Unstructured metadata of the AnnData.
-    obs : Table
-        The cells, with the categories that have colours.
-    options : CxgOptions
-        Options of the writer.
-
-    Returns
-    -------
-    CxgMetadata
-        With losses for what a CXG has no place for.
+    `obs` has the categories that have colours.
     """
     side = _side(uns)
     result = CxgMetadata()

@@ -60,31 +60,17 @@ Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
 
 @dataclass(slots=True)
 class EntryCounts:
-    """Counts of the entries of a sparse matrix.
+    """Counts of the entries of a sparse matrix."""
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Cells and features.
-    cells, features : numpy.ndarray, float64
-        Sum of the digests of the entries of each row and column.
-    n : int
-        Number of entries.
-    zeros, nonfinite, outside, repeated : int
-        Number of stored zeros, NaN or infinite values, entries beyond an axis, and repeated entries.
-    first : dict of str to str
-        Position of the first one of each kind.
-    """
-
-    shape: tuple[int, int]
-    cells: NDArray[np.float64]
-    features: NDArray[np.float64]
-    n: int = 0
-    zeros: int = 0
-    nonfinite: int = 0
-    outside: int = 0
+    shape: tuple[int, int]  # cells and features
+    cells: NDArray[np.float64]  # sum of the digests of the entries of each row
+    features: NDArray[np.float64]  # sum of the digests of the entries of each column
+    n: int = 0  # all entries
+    zeros: int = 0  # stored zeros
+    nonfinite: int = 0  # NaN or infinite values
+    outside: int = 0  # entries beyond an axis
     repeated: int = 0
-    first: dict[str, str] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)  # position of the first entry of each kind
 
 
 def check_values(checker: CxgChecker) -> None:
@@ -119,15 +105,7 @@ def _is_real(info: ArrayInfo) -> bool:
 
 
 def iter_bands(checker: CxgChecker, name: str, info: ArrayInfo) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Read a dense array of two axes in bands of rows.
-
-    Yields
-    ------
-    first : int
-        Number of the first row.
-    values : numpy.ndarray
-        All columns of some rows.
-    """
+    """Read a dense array of two axes in bands of rows: the number of the first row, and all columns of the rows."""
     attribute = info.attribute(ANONYMOUS)
     width = max(1, info.shape[1] * (attribute.dtype.itemsize if attribute is not None else 1))
     height = max(info.tile[0], STEP_BYTES // width // info.tile[0] * info.tile[0])

@@ -70,10 +70,7 @@ class ResultKind(AssetKind[ResultRecord]):
     def check_records(self, catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
         """Check that every result has a unique name, its column, and matching array descriptions.
 
-        Returns
-        -------
-        list of Problem
-            Rules ``duplicate-result``, ``result-column``, ``unknown-space``, ``array-spec``.
+        Rules are ``duplicate-result``, ``result-column``, ``unknown-space``, ``array-spec``.
         """
         from raggedatlas.catalog.array_checks import check_specs
 

@@ -60,33 +60,15 @@ _TAKEN = {*FILLED, *RESERVED, "search_distance", "search_score"}
 
 @dataclass(frozen=True, eq=False)
 class ResultPlan:
-    """Plan of what adding a result will write.
+    """Plan of what adding a result will write."""
 
-    Parameters
-    ----------
-    record : ResultRecord
-        What will be committed, still without arrays.
-    shape : tuple of int
-        Of a cell's values.
-    uids : pyarrow.Array
-        Cells that have a result, in table order.
-    rows : (n,) int64
-        Row of the results of each of these.
-    read : callable
-        Gives some rows of the results, (k, *shape).
-    skipped : bool
-        Whether there is a result of that name, and nothing is to be done.
-    notes : tuple of str
-        For the report.
-    """
-
-    record: ResultRecord
-    shape: tuple[int, ...]
-    uids: pa.Array
-    rows: NDArray[np.int64]
-    read: Callable[[NDArray[np.int64]], NDArray[Any]] = field(repr=False)
-    skipped: bool = False
-    notes: tuple[str, ...] = ()
+    record: ResultRecord  # what will be committed, still without arrays
+    shape: tuple[int, ...]  # of a cell's values
+    uids: pa.Array  # cells that have a result, in table order
+    rows: NDArray[np.int64]  # (n,): row of the results of each of these
+    read: Callable[[NDArray[np.int64]], NDArray[Any]] = field(repr=False)  # gives some rows of the results, (k, *shape)
+    skipped: bool = False  # whether there is a result of that name, and nothing is to be done
+    notes: tuple[str, ...] = ()  # for the report
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the values in table order, in bounded memory."""
@@ -95,29 +77,10 @@ class ResultPlan:
 
 
 def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> ResultPlan:  # noqa: ANN401
-    """Decide what adding a result will write.
+    """Decide what adding a result will write; `catalog` is at the tip, and `source` holds committed results.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : ResultDataset, InferenceDataSet, str or path
-        Committed results.
-    options : ResultOptions
-        The caller's choices.
-
-    Raises
-    ------
-    NotFoundError
-        If there are no results, no such output or feature space.
-    NameRefusedError, SchemaError, DuplicateError
-        For a name that cannot be, or is taken by a column, a feature space or a result.
-    SourceError
-        For ids that stand twice or are no cells, and values that are no numbers or have another shape than the space.
-    ValuesError
-        For values that are not finite, naming the first cell.
-    CorruptError
-        If a file of the results has other bytes than were written.
+    Everything is checked here: the name against columns, feature spaces and results; ids, which must be unique and, by
+    default, cells; the shape against the space; that every value is finite; and checksums of local files.
     """
     dataset = load_results_dataset({}, source) if isinstance(source, str | os.PathLike) else source
     # Readers map these files and do not compare checksums, so every byte is compared here.
@@ -314,14 +277,7 @@ RESULT_STEPS = ("plan", "lease", "block", "arrays", "column", "index", "record",
 class ResultAttachment(Attachment[ResultReport]):
     """A model's result for existing cells, joined by uid; nothing of it is visible before its row in ``_results``.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : ResultDataset, InferenceDataSet, str or path
-        Committed results.
-    options : ResultOptions
-        The caller's choices.
+    `catalog` is at the tip, and `source` holds committed results.
     """
 
     def __init__(self, catalog: Catalog, source: Any, options: ResultOptions) -> None:  # noqa: ANN401
@@ -346,13 +302,7 @@ class ResultAttachment(Attachment[ResultReport]):
         progress("index", 1, 1)
 
     def commit(self, progress: Progress) -> Done:
-        """Write the row of the registry.
-
-        Raises
-        ------
-        DuplicateError, SchemaError
-            If another writer took the name since it was checked.
-        """
+        """Write the row of the registry; raise if another writer took the name since it was checked."""
         record = self.record
         done: Done = "added"
         schema = self.catalog.tables.schema(CELLS)
@@ -501,21 +451,8 @@ _K, _QUERIES, _REFINE = 10, 50, 4
 def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:
     """Build an index if a result has many cells, and return its search parameters in the record.
 
-    Partitions are probed until 99 % of the true neighbours of cells taken by chance are found.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    plan : ResultPlan
-        For the vectors.
-    record : ResultRecord
-        With its column; nobody sees it yet.
-
-    Returns
-    -------
-    ResultRecord
-        With `index`: kind, n_partitions, nprobes, recall, k, n_queries; as it was where every cell is compared.
+    Partitions are probed until 99 % of the true neighbours of cells taken by chance are found. `record` has its column,
+    which nobody sees yet; it is returned unchanged where every cell is compared.
     """
     if record.kind != "vector" or record.n_cells <= INDEXED_CELLS:
         return record

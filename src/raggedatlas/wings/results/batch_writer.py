@@ -36,35 +36,18 @@ _READ_ROWS, _READ_BYTES = 2**16, 2**24
 
 @dataclass(frozen=True)
 class Fragment:
-    """One finished data file, invisible to readers until the commit.
+    """One finished data file, invisible to readers until the commit."""
 
-    Parameters
-    ----------
-    name : str
-        File name in the table's ``data`` folder.
-    n_rows : int
-        Number of rows.
-    n_bytes : int
-        Size of the file in bytes.
-    sha256 : str
-        SHA-256 of the file, hexadecimal.
-    """
-
-    name: str
+    name: str  # in the table's folder ``data``
     n_rows: int
     n_bytes: int
-    sha256: str = ""
+    sha256: str = ""  # hexadecimal
 
 
 class FragmentWriter:
     """Writer of record batches to files of bounded length; memory does not grow with the number of rows.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        The table's folder ``data``; created if missing.
-    schema : pyarrow.Schema
-        Schema of every batch.
+    `folder` is the table's folder ``data``, which is created if missing; `schema` is that of every batch.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
@@ -78,13 +61,7 @@ class FragmentWriter:
             folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows, starting a new file if the current one is full.
-
-        Raises
-        ------
-        StoreError
-            If writing fails.
-        """
+        """Append rows, starting a new file if the current one is full."""
         start = 0
         while start < batch.num_rows:
             if self._file is None:
@@ -121,13 +98,7 @@ class FragmentWriter:
         return tuple(self.fragments)
 
     def discard(self, keep: int = 0) -> None:
-        """Remove the files of this writer, including the current one.
-
-        Parameters
-        ----------
-        keep : int
-            Number of finished files to keep, from the first.
-        """
+        """Remove the files of this writer, including the current one, but not the first `keep` finished ones."""
         with contextlib.suppress(OSError, ConflictError):
             # Lance writes to a temporary name until a file is closed.
             self.finish_file()
@@ -144,16 +115,7 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Iterate over the rows of finished files in row order, as read by Lance.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Folder of the files.
-    fragments : sequence of Fragment
-        Which.
-    columns : list of str or None
-        Columns to read; None reads all.
-    rows : (k,) int64 or None
-        Rows to read, ascending; None reads all.
+    `columns` and `rows`, (k,) ascending, restrict what is read; None reads all.
     """
     from lance.file import LanceFileReader
 
@@ -182,21 +144,8 @@ def commit_fragments(
 ) -> "lance.LanceDataset":
     """Commit files as a new table, or as the next version of one, in a single commit.
 
-    Parameters
-    ----------
-    table : pathlib.Path
-        Its folder.
-    schema : pyarrow.Schema
-        Schema of every file.
-    fragments : sequence of Fragment
-        Files in row order; an empty sequence creates an empty table.
-    replaced : int or None
-        Version that is replaced; None for a new table.
-
-    Raises
-    ------
-    ConflictError
-        If the table has a newer version than `replaced`.
+    `fragments` are in row order; without any, the table is empty. `replaced` is the version that is replaced, None for
+    a new table; if the table has a newer one, `ConflictError` is raised.
     """
     import lance
     from lance.fragment import DataFile, FragmentMetadata
@@ -221,26 +170,12 @@ def commit_fragments(
 
 @dataclass(frozen=True)
 class RunManifest:
-    """Finished work of a run, or of a part of one, from which another process can resume.
+    """Finished work of a run, or of a part of one, from which another process can resume."""
 
-    Parameters
-    ----------
-    columns : tuple of ResultColumn
-        Outputs; empty before the first batch.
-    fragments : tuple of Fragment
-        Finished files in row order.
-    facts : mapping of str to str
-        Table metadata that the run was started with.
-    run : str
-        Name of the folder of the parts, if several processes share the run.
-    n_parts : int
-        Number of parts.
-    """
-
-    columns: tuple[ResultColumn, ...] = ()
-    fragments: tuple[Fragment, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    run: str = ""
+    columns: tuple[ResultColumn, ...] = ()  # outputs; empty before the first batch
+    fragments: tuple[Fragment, ...] = ()  # finished files in row order
+    facts: Mapping[str, str] = field(default_factory=dict)  # table metadata that the run was started with
+    run: str = ""  # name of the folder of the parts, if several processes share the run
     n_parts: int = 0
 
     @property
@@ -263,25 +198,13 @@ class RunManifest:
 
 
 def write_manifest(path: Path, manifest: RunManifest) -> None:
-    """Write a manifest atomically.
-
-    Raises
-    ------
-    StoreError
-        If writing fails.
-    """
+    """Write a manifest atomically."""
     with atomic_write(path) as beside:
         beside.write_text(manifest.to_json(), encoding="utf-8")
 
 
 def read_manifest(path: Path) -> RunManifest | None:
-    """Read a manifest; return None if the file does not exist.
-
-    Raises
-    ------
-    CorruptError
-        If it cannot be parsed.
-    """
+    """Read a manifest; return None if the file does not exist. Raises `CorruptError` if it cannot be parsed."""
     if not path.is_file():
         return None
     try:
@@ -301,24 +224,7 @@ def read_manifest(path: Path) -> RunManifest | None:
 
 
 def verify_files(manifest: RunManifest, data: Path, what: str, *, deep: bool = False) -> None:
-    """Compare data files with their manifest.
-
-    Parameters
-    ----------
-    manifest : RunManifest
-        The manifest.
-    data : pathlib.Path
-        Folder of the files.
-    what : str
-        Name of the writer, for error messages.
-    deep : bool
-        Whether to compare checksums in addition to sizes.
-
-    Raises
-    ------
-    CorruptError
-        If a file is missing or differs.
-    """
+    """Compare the sizes of the data files in `data`, and with `deep` their checksums, with a manifest; `what` names the writer in messages."""
     for fragment in manifest.fragments:
         path = data / fragment.name
         if not path.is_file() or path.stat().st_size != fragment.n_bytes:
@@ -473,13 +379,7 @@ class BatchWriter(ABC):
         return self._checkpoint.is_file()
 
     def _resume_from(self, receipt: RunManifest) -> None:
-        """Continue from the checkpoint of an interrupted run.
-
-        Raises
-        ------
-        CorruptError
-            If one of its files is damaged.
-        """
+        """Continue from the checkpoint of an interrupted run, whose files are verified."""
         verify_files(receipt, self._table / "data", "The interrupted run", deep=True)
         self._columns, self._resumed, self._n_rows = receipt.columns or None, receipt.fragments, receipt.n_rows
         self._register_ids(receipt.fragments, "The interrupted run")
@@ -598,10 +498,7 @@ _RATIO = 8
 class IdHashSet:
     """Set of id hashes, eight bytes per id, stored as few sorted runs of geometrically decreasing length.
 
-    Parameters
-    ----------
-    folder : pathlib.Path or None
-        Where long runs are stored, in anonymous temporary files; None uses the system's default.
+    Long runs are stored in anonymous temporary files in `folder`; None uses the system's default.
 
     Examples
     --------

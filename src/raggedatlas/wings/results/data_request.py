@@ -60,19 +60,9 @@ def field_names(dataset: object) -> tuple[str, ...]:
 
 
 def find_class(name: str, known: Iterable[type] = ()) -> type[Any]:
-    """Find a dataset class by its name or import path.
+    """Find a dataset class by its name or import path, e.g. ``"my_package.datasets.Images"``.
 
-    Parameters
-    ----------
-    name : str
-        ``"ResultDataset"``, or e.g. ``"my_package.datasets.Images"``.
-    known : iterable of type
-        Additional classes.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such class.
+    `known` are classes to find by name in addition to registered ones.
     """
     from importlib import import_module
 
@@ -98,53 +88,24 @@ _KEYS = {"dataset_class", "data_location", "fields", "primary_id_field", "join_f
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """One dataset of a data request group.
+    """One dataset of a data request group."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the dataset in the request.
-    dataset_class : str
-        Name or import path of the class.
-    data_location : str or None
-        Absolute path or URL.
-    fields : tuple of str or None
-        Fields to read; None means all.
-    primary_id_field : str or None
-        For the dataset that defines the rows: the field with their ids.
-    join_field : str or None
-        For any other dataset: the field that is matched with those ids. Without it, rows are matched by position.
-    dataset_config : mapping
-        Configuration of this dataset, overriding the general one.
-    """
-
-    name: str
-    dataset_class: str
-    data_location: str | None = None
-    fields: tuple[str, ...] | None = None
-    primary_id_field: str | None = None
+    name: str  # of the dataset in the request
+    dataset_class: str  # name or import path
+    data_location: str | None = None  # absolute path or URL
+    fields: tuple[str, ...] | None = None  # to read; None means all
+    primary_id_field: str | None = None  # for the dataset that defines the rows: the field with their ids
+    # for any other dataset: the field that is matched with those ids; without it, rows are matched by position
     join_field: str | None = None
-    dataset_config: Mapping[str, Any] = field(default_factory=dict)
+    dataset_config: Mapping[str, Any] = field(default_factory=dict)  # overrides the general one
 
 
 def parse_group(group: Any) -> tuple[DatasetRequest, ...]:  # noqa: ANN401  (whatever a configuration holds)
-    """Parse and validate a group of a data request.
+    """Parse and validate a group of a data request: name of a dataset -> its definition.
 
-    Parameters
-    ----------
-    group : mapping
-        Name of a dataset -> its definition.
-
-    Returns
-    -------
-    tuple of DatasetRequest
-        The datasets in the requested order; exactly one has a `primary_id_field`.
-
-    Raises
-    ------
-    QueryError
-        If the group is incomplete, has unknown keys or contradicts itself; the dataset is named. A group of one dataset
-        needs no ``primary_id_field``: it is ``object_id`` then.
+    The result is in the requested order, and exactly one dataset has a `primary_id_field`. A group of one dataset needs
+    none: it is ``object_id`` then. Raises `QueryError`, which names the dataset, if the group is incomplete, has
+    unknown keys or contradicts itself.
 
     Examples
     --------
@@ -207,7 +168,7 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
 
 
 def local_folder(location: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a location; None for an object store and for addresses that only a dataset class of the user knows.
+    """Return the folder of a location; None for an object store and addresses that only a user's dataset class knows.
 
     Examples
     --------

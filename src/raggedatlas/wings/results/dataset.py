@@ -160,15 +160,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         return self._n_rows
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401  (a tensor)
-        """Return a copy of one row, or a stack of several rows; see `Notes` of the class for valid indices.
-
-        Raises
-        ------
-        RowIndexError
-            If a row does not exist (also an ``IndexError``).
-        RowTypeError
-            If the index is of an unsupported type (also a ``TypeError``).
-        """
+        """Return a copy of one row, or a stack of several rows; see `Notes` of the class for valid indices and errors."""
         return as_tensor(self._read(self._column, index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -406,13 +398,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
 
 
 def require_results(folder: Path) -> None:
-    """Raise if a local folder does not hold committed results.
-
-    Raises
-    ------
-    NotFoundError
-        If it does not exist, or holds none, or only remains of an unfinished run.
-    """
+    """Raise `NotFoundError` if a local folder does not exist, holds no committed results, or only remains of an unfinished run."""
     if not folder.is_dir():
         raise NotFoundError(f"Result folder {folder} does not exist; check the path.")
     if is_committed(folder):

@@ -35,13 +35,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 def results_location(result_dir: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
-    """Return the location of a result folder; `storage_options` are as in `RaggedAtlas.open`.
-
-    Raises
-    ------
-    StoreError
-        If it is neither a local folder nor a supported object store.
-    """
+    """Return the location of a result folder; `storage_options` are as in `RaggedAtlas.open`."""
     return Location.of(result_dir, storage_options)
 
 
@@ -61,20 +55,7 @@ def has_table(result_dir: Path) -> bool:
 
 
 def open_table(location: Location, version: int | None = None) -> "lance.LanceDataset":
-    """Open the table of results.
-
-    Parameters
-    ----------
-    location : Location
-        The result folder.
-    version : int or None
-        Version of the table; None opens the latest.
-
-    Raises
-    ------
-    NotFoundError
-        If the table or its version does not exist.
-    """
+    """Open a version of the table of results; None opens the latest. Raises `NotFoundError` if the table or version does not exist."""
     pinned = None if version is None else {TABLE: version}
     return Tables(location.child(DATABASE), pinned).open(TABLE)
 
@@ -92,15 +73,7 @@ def list_data_files(table: "lance.LanceDataset") -> set[str]:
 
 
 def remove_old_versions(table: "lance.LanceDataset", grace: timedelta) -> None:
-    """Remove table versions that were replaced at least `grace` ago.
-
-    Parameters
-    ----------
-    table : lance.LanceDataset
-        Table of results; the caller must be its only writer.
-    grace : datetime.timedelta
-        How long a version is kept after it was replaced.
-    """
+    """Remove table versions that were replaced at least `grace` ago; the caller must be the only writer of the table."""
     with lance_errors(table.uri):
         entries: list[Any] = sorted(table.versions(), key=lambda entry: int(entry["version"]))
         # The age of a version counts from its replacement, whenever it was written itself.
@@ -115,15 +88,7 @@ def remove_old_versions(table: "lance.LanceDataset", grace: timedelta) -> None:
 
 @contextlib.contextmanager
 def result_errors(table: "lance.LanceDataset") -> Iterator[None]:
-    """Translate Lance errors, and report a version that was removed while it was being read.
-
-    Raises
-    ------
-    NotFoundError
-        If the version no longer exists.
-    StoreError, ConflictError
-        As `lance_errors`.
-    """
+    """Translate Lance errors as `lance_errors`; a version that was removed while it was being read becomes `NotFoundError`."""
     try:
         with lance_errors(table.uri):
             yield
@@ -143,13 +108,7 @@ def replaced_message(uri: str, version: int, newest: int) -> str:
 
 
 def create_folder(folder: Path) -> list[Path]:
-    """Create a folder with its parents, and return the ones that were missing, innermost first.
-
-    Raises
-    ------
-    StoreError
-        If the folder cannot be created.
-    """
+    """Create a folder with its parents, and return the ones that were missing, innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with store_errors(f"make {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,15 +125,7 @@ def remove_empty_folders(folders: list[Path]) -> None:
 class WriteLock:
     """Exclusive lock of one writer on a result folder; the operating system releases it when the process dies.
 
-    Parameters
-    ----------
-    database : pathlib.Path
-        The folder ``lance_db``.
-
-    Raises
-    ------
-    ConflictError
-        If another writer holds the lock.
+    `database` is the folder ``lance_db``. Raises `ConflictError` at once if another writer holds the lock.
     """
 
     def __init__(self, database: Path) -> None:
@@ -228,34 +179,16 @@ CHECKSUMS = "checksums.json"
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Recorded size and checksum of a file.
-
-    Parameters
-    ----------
-    n_bytes : int
-        Size in bytes.
-    sha256 : str
-        SHA-256, hexadecimal.
-    """
+    """Recorded size and checksum of a file."""
 
     n_bytes: int
-    sha256: str
+    sha256: str  # hexadecimal
 
 
 def record_checksums(result_dir: Path, digests: Mapping[str, str] | None = None) -> None:
     """Record size and checksum of the files of a committed table; existing records are kept, since files are immutable.
 
-    Parameters
-    ----------
-    result_dir : pathlib.Path
-        Result folder; the caller must be its only writer.
-    digests : mapping of str to str, or None
-        Name of a data file -> its SHA-256, if already computed.
-
-    Raises
-    ------
-    StoreError
-        If the file cannot be written.
+    The caller must be the only writer. `digests` has the SHA-256 of data files by name, if already computed.
     """
     table = open_table(results_location(result_dir))
     known = read_checksums(result_dir) or {}
@@ -277,13 +210,7 @@ def record_checksums(result_dir: Path, digests: Mapping[str, str] | None = None)
 
 
 def read_checksums(result_dir: Path) -> dict[str, FileRecord] | None:
-    """Read the recorded size and SHA-256 by path; return None for results without records (written by old versions).
-
-    Raises
-    ------
-    CorruptError
-        If the records cannot be parsed.
-    """
+    """Read the recorded size and SHA-256 by path; return None for results without records (written by old versions)."""
     path = result_dir / DATABASE / CHECKSUMS
     if not path.is_file():
         return None
@@ -309,22 +236,10 @@ _UNKNOWN = "# The configuration of the original dataset was not told to the writ
 def config_text(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any, *, replace: bool) -> str | None:  # noqa: ANN401
     """Return the content of ``original_dataset_config.toml``, or None if an existing file is to be kept.
 
-    Parameters
-    ----------
-    result_dir : pathlib.Path
-        Result folder.
-    config : mapping or None
-        The configuration.
-    dataset : object or None
-        Used if `config` is None: an object with the attribute ``original_config``, or ``data_location`` with such a file, or
-        ``config``, in this order. A chain of runs thus keeps the configuration of the first dataset.
-    replace : bool
-        Whether an existing file is replaced if the configuration is known.
-
-    Raises
-    ------
-    SourceError
-        If the configuration cannot be represented in TOML.
+    If `config` is None, `dataset` is used: an object with the attribute ``original_config``, or ``data_location`` with
+    such a file, or ``config``, in this order. A chain of runs thus keeps the configuration of the first dataset.
+    `replace` is whether an existing file is replaced if the configuration is known. Raises `SourceError` for what TOML
+    cannot represent.
     """
     text = to_toml(config) if config is not None else _text_of(dataset)
     if (result_dir / CONFIG_FILE).exists() and not (replace and text is not None):
@@ -353,13 +268,7 @@ def _text_of(dataset: Any) -> str | None:  # noqa: ANN401
 
 
 def read_config(result_dir: Path) -> dict[str, Any]:
-    """Read the configuration of the original dataset; return an empty mapping if there is none.
-
-    Raises
-    ------
-    CorruptError
-        If the file is not valid TOML.
-    """
+    """Read the configuration of the original dataset; return an empty mapping if there is none."""
     path = result_dir / CONFIG_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -370,10 +279,7 @@ def read_config(result_dir: Path) -> dict[str, Any]:
 def to_toml(config: Mapping[str, Any]) -> str:
     """Serialize a configuration as TOML; entries that are None are omitted, since TOML has no null.
 
-    Raises
-    ------
-    SourceError
-        If a value cannot be represented in TOML.
+    Raises `SourceError` for other values that TOML cannot represent.
 
     Examples
     --------
@@ -415,24 +321,8 @@ def find_results(
 ) -> Path:
     """Find a result folder; used by verbs and factories only, a dataset is given its location.
 
-    Parameters
-    ----------
-    config : mapping
-        Configuration: ``results.inference_dir`` names a folder, ``general.results_dir`` the root of all runs (``./results``).
-    results_dir : str, path or None
-        The folder, if known.
-    verb : str or None
-        Kind of run to look for; None means ``infer``.
-
-    Returns
-    -------
-    pathlib.Path
-        `results_dir` if given; else the folder named by the configuration; else that of the newest run of `verb`.
-
-    Raises
-    ------
-    NotFoundError
-        If the folder does not exist.
+    Returns `results_dir` if given; else the folder that ``results.inference_dir`` of the configuration names; else that
+    of the newest run of `verb` (None: ``infer``) below ``general.results_dir`` (by default ``./results``).
     """
     named = results_dir if results_dir is not None else config.get("results", {}).get("inference_dir")
     if named:

@@ -55,27 +55,13 @@ def has_npy_results(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A ``.npy`` file of records, with its header read and its size verified.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        Path of the file.
-    number : int
-        Batch number in the file name; -1 for an index.
-    dtype : numpy.dtype
-        Data type of a record.
-    n_rows : int
-        Number of records.
-    offset : int
-        Offset of the first record in bytes.
-    """
+    """A ``.npy`` file of records, with its header read and its size verified."""
 
     path: Path
-    number: int
-    dtype: "np.dtype[Any]"
+    number: int  # of the batch in the file name; -1 for an index
+    dtype: "np.dtype[Any]"  # of a record
     n_rows: int
-    offset: int
+    offset: int  # of the first record in bytes
 
     def map(self) -> NDArray[Any]:
         """Memory-map the records, ``(n_rows,)``; the file stays open as long as the array is referenced."""
@@ -93,19 +79,8 @@ class RecordFile:
 class NpyResults:
     """The ``.npy`` results of one folder, validated against their index when opened.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Result folder.
-    strict : bool
-        Whether to reject batch files that are missing in the index.
-
-    Raises
-    ------
-    NotFoundError
-        If the folder or its ``batch_index.npy`` does not exist.
-    CorruptError
-        If a file is truncated, missing or unexpected, or contradicts the index; the file is named.
+    With `strict`, batch files that are missing in the index are refused. Raises `CorruptError`, which names the file,
+    if one is truncated, missing or unexpected, or contradicts the index.
     """
 
     def __init__(self, folder: Path, *, strict: bool = True) -> None:
@@ -151,12 +126,8 @@ class NpyResults:
     def check_ids(self) -> None:
         """Compare the ids of every batch with the index, one batch at a time.
 
-        Raises
-        ------
-        CorruptError
-            If the index is not sorted, or an id of a batch is not listed for it; batch and row are named.
-        SourceError
-            If an id occurs more than once in the index.
+        Raises `CorruptError` if the index is not sorted, or an id of a batch is not listed for it, and `SourceError` if
+        an id occurs more than once in the index.
         """
         self._check_order()
         for batch in self.batches:
@@ -208,17 +179,10 @@ class NpyResults:
             last = names[-1:]
 
     def tensor(self, *, promote: bool = False) -> "np.dtype[Any]":
-        """Return the data type of one result, with its shape.
+        """Return the data type of one result, with its shape; with `promote` the common one if batches differ in dtype.
 
-        Parameters
-        ----------
-        promote : bool
-            Whether batches may differ in dtype; their common dtype is returned then.
-
-        Raises
-        ------
-        SourceError
-            If there are no batches, or batches differ in shape or dtype; the batch is named.
+        Raises `SourceError`, which names the batch, if batches differ in shape, or without `promote` in dtype, or if
+        there are none.
         """
         if not self.batches:
             raise SourceError(f"{self.folder} holds no batches, so shape and dtype of its results are unknown.")
@@ -237,20 +201,7 @@ class NpyResults:
         return np.dtype((np.result_type(*{batch.tensor.base for batch in self.batches}), first.shape))
 
     def read(self, rows: NDArray[np.int64]) -> tuple[list[str], NDArray[Any]]:
-        """Read ids and values of rows.
-
-        Parameters
-        ----------
-        rows : (k,) int64
-            Row numbers, counted over all batches in batch order.
-
-        Returns
-        -------
-        list of str
-            Ids.
-        (k, ...) array
-            Values, in the common dtype of all batches.
-        """
+        """Read ids and values, (k, ...) in the common dtype of all batches, of rows, (k,) counted over all batches in batch order."""
         tensor = self.tensor(promote=True)
         names, values = np.empty(len(rows), object), np.empty((len(rows), *tensor.shape), tensor.base)
         # Side `right` passes over batches without rows, which start where the next one does.
@@ -274,10 +225,8 @@ class NpyResults:
 def read_npy_header(path: Path, number: int, fields: tuple[str, str]) -> RecordFile:
     """Read and validate the header of a file.
 
-    Raises
-    ------
-    CorruptError
-        If the file is truncated or too long, contains Python objects, or is not an array of records with these fields.
+    Raises `CorruptError` if the file is truncated or too long, contains Python objects, or is not an array of records
+    with these fields.
     """
     try:
         with path.open("rb") as file:
@@ -420,13 +369,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         return self._files.n_rows
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401  (a tensor)
-        """Return a copy of one row, or a stack of several rows, as float64.
-
-        Raises
-        ------
-        RowIndexError, RowTypeError
-            If a row does not exist, or the index is of an unsupported type.
-        """
+        """Return a copy of one row, or a stack of several rows, as float64."""
         return as_tensor(self.get_data(index).astype(np.float64))
 
     def get_data(self, idx: Any) -> NDArray[Any]:  # noqa: ANN401
@@ -538,28 +481,14 @@ _CHUNK_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class ResultConversion(Report):
-    """Report of `convert_results`.
-
-    Parameters
-    ----------
-    results_dir : pathlib.Path
-        Result folder.
-    n_rows, n_batches : int
-        Number of rows, and of ``.npy`` files.
-    shape : tuple of int
-        Shape of one result.
-    dtype : numpy.dtype
-        Stored data type.
-    n_verified : int
-        Number of rows that were read back and compared bit by bit.
-    """
+    """Report of `convert_results`."""
 
     results_dir: Path
     n_rows: int
-    n_batches: int
-    shape: tuple[int, ...]
-    dtype: "np.dtype[Any]"
-    n_verified: int
+    n_batches: int  # number of ``.npy`` files
+    shape: tuple[int, ...]  # of one result
+    dtype: "np.dtype[Any]"  # as stored
+    n_verified: int  # number of rows that were read back and compared bit by bit
 
     def __repr__(self) -> str:
         """Return a one-sentence summary."""

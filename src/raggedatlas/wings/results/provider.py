@@ -36,17 +36,7 @@ _BUILTIN_CLASSES = (ResultDataset, InferenceDataSet)
 class JoinedDataset:
     """One dataset of a group: its requested fields, and the mapping from rows of the primary dataset to its own rows.
 
-    Parameters
-    ----------
-    request : DatasetRequest
-        The request.
-    config : mapping
-        The general configuration.
-
-    Raises
-    ------
-    NotFoundError
-        If the class or a field does not exist.
+    `config` is the general configuration, which that of the request overrides.
     """
 
     def __init__(self, request: DatasetRequest, config: Mapping[str, Any]) -> None:
@@ -204,13 +194,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
         return len(self._ids)
 
     def __getitem__(self, idx: int) -> Sample:
-        """Return one sample.
-
-        Raises
-        ------
-        RowIndexError
-            If the row does not exist (also an ``IndexError``).
-        """
+        """Return one sample."""
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
@@ -341,23 +325,10 @@ def prepare(config: Mapping[str, Any]) -> dict[str, DataProvider]:
 
 @dataclass(frozen=True)
 class NanMode:
-    """Handling of NaN in batches.
+    """Handling of NaN in batches."""
 
-    Parameters
-    ----------
-    mode : {False, "zero", "quantile"}
-        False keeps NaN.
-    quantile : float
-        Quantile of the other values of the row, between 0 and 1.
-
-    Raises
-    ------
-    QueryError
-        If mode or quantile is invalid.
-    """
-
-    mode: Literal["zero", "quantile"] | Literal[False] = False
-    quantile: float = 0.05
+    mode: Literal["zero", "quantile"] | Literal[False] = False  # False keeps NaN
+    quantile: float = 0.05  # of the other values of the row, between 0 and 1
 
     def __post_init__(self) -> None:
         """Validate mode and quantile."""
@@ -373,17 +344,9 @@ class NanMode:
         return cls(options.get("nan_mode") or False, float(options.get("nan_quantile", 0.05)))
 
     def fill(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Fill NaN of a batch.
+        """Fill NaN of a batch, (k, ...), in a copy; arrays that are not floating point are returned unchanged.
 
-        Parameters
-        ----------
-        values : (k, ...) array
-            Not modified; arrays that are not floating point are returned unchanged.
-
-        Returns
-        -------
-        (k, ...) array
-            Filled; a row of only NaN is filled with zero.
+        A row of only NaN is filled with zero.
 
         Examples
         --------

@@ -45,18 +45,9 @@ class VectorReader(Protocol):
 class PageRowReader:
     """Rows stored contiguously in pages, each page at some offset of a flat array of values.
 
-    Parameters
-    ----------
-    values : sequence of (n,) arrays
-        The values of each file, including whatever is stored between pages.
-    starts : sequence of int
-        First row of each page, ascending from 0.
-    files : sequence of int
-        Index into `values` of the file that holds each page.
-    offsets : sequence of int
-        Position of the first value of each page in its file, counted in values.
-    n_values : int
-        Number of values per row.
+    `values` are those of each file, (n,), including whatever is stored between pages. Of each page, `starts` is the
+    first row, ascending from 0, `files` the index into `values` of its file, and `offsets` the position of its first
+    value there, counted in values.
 
     Examples
     --------
@@ -124,14 +115,7 @@ def array_reader(values: NDArray[Any]) -> PageRowReader:
 class LanceRowReader:
     """Rows read through Lance, in the requested order; sequential single-row reads are served from prefetched blocks.
 
-    Parameters
-    ----------
-    table : lance.LanceDataset
-        Table, pinned to a version.
-    column : ResultColumn
-        Column to read.
-    n_rows : int
-        Number of rows of the table.
+    `table` is pinned to a version, and has `n_rows` rows.
     """
 
     def __init__(self, table: "lance.LanceDataset", column: ResultColumn, n_rows: int) -> None:
@@ -180,10 +164,7 @@ class LanceRowReader:
 def to_matrix(stored: "pa.FixedSizeListArray", column: ResultColumn) -> NDArray[Any]:
     """Convert an Arrow list array to a ``(k, n_values)`` array.
 
-    Raises
-    ------
-    CorruptError
-        If a value is null; results never contain nulls.
+    Raises `CorruptError` if a value is null; results never contain nulls.
     """
     # `flatten` respects the offset of a slice; `.values` does not.
     values = stored.flatten()
@@ -219,21 +200,9 @@ def is_mapping_enabled() -> bool:
 
 
 def map_column(table: "lance.LanceDataset", column: ResultColumn, folder: Path) -> PageRowReader | None:
-    """Memory-map the pages of a column.
+    """Memory-map the pages of a column of a table that is pinned to a version and lies in a local folder.
 
-    Parameters
-    ----------
-    table : lance.LanceDataset
-        Table, pinned to a version.
-    column : ResultColumn
-        Column to read.
-    folder : pathlib.Path
-        Local folder of the table.
-
-    Returns
-    -------
-    PageRowReader or None
-        None if the rows are not stored uncompressed and contiguous, or any other expectation fails.
+    Returns None if the rows are not stored uncompressed and contiguous, or any other expectation fails.
     """
     found = _find_pages(table, column, folder)
     if not found:
@@ -319,10 +288,7 @@ _CHUNK_IDS = 2**16
 class ObjectIds:
     """Object ids in row order: a sequence, an iterator with its own position, and a NumPy-compatible array.
 
-    Parameters
-    ----------
-    values : pyarrow.Array
-        Strings.
+    `values` are strings.
 
     Examples
     --------
@@ -392,20 +358,10 @@ def has_deletions(table: "lance.LanceDataset") -> bool:
 
 
 def lookup_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Look up the rows of some ids in the table's scalar index.
+    """Look up the rows of some ids, at most a few thousand, in the table's scalar index.
 
-    Parameters
-    ----------
-    table : lance.LanceDataset
-        Table of results.
-    ids : sequence of str
-        At most a few thousand ids.
-
-    Returns
-    -------
-    tuple of (k,) int64 and (k,) int64, or None
-        Row numbers, and for each row the position of its id in `ids`; one entry per occurrence. None if there is no index, or
-        rows were deleted.
+    Returns row numbers, (k,), and for each row the position of its id in `ids`; one entry per occurrence. None if there
+    is no index, or rows were deleted.
     """
     if not any(OBJECT_ID in map(str, index.field_names) for index in table.describe_indices()) or has_deletions(table):
         return None

@@ -30,31 +30,15 @@ _DTYPES = frozenset(
 class ResultColumn:
     """One model output: each row is a tensor of fixed shape and dtype, flattened in C order.
 
-    Parameters
-    ----------
-    name : str
-        Column name; ``data`` for a model with one output.
-    shape : tuple of int
-        Shape of one row; ``()`` for a scalar, which is stored as a list of length one.
-    dtype : numpy.dtype
-        Boolean, integer or floating point, up to 64 bits.
-
-    Raises
-    ------
-    NameRefusedError
-        If the name is not a valid column name, or is reserved for the ids.
-    SourceError
-        If the dtype is not supported, or the tensor has no values.
-
     Examples
     --------
     >>> ResultColumn("data", (2, 3), np.dtype("float32")).field().type
     FixedSizeListType(fixed_size_list<item: float>[6])
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: "np.dtype[Any]"
+    name: str  # ``data`` for a model with one output
+    shape: tuple[int, ...]  # of one row; ``()`` for a scalar, which is stored as a list of length one
+    dtype: "np.dtype[Any]"  # boolean, integer or floating point, up to 64 bits
 
     def __post_init__(self) -> None:
         """Validate name, dtype and shape."""
@@ -99,20 +83,11 @@ class ResultColumn:
 
 
 def results_schema(columns: Sequence[ResultColumn], facts: Mapping[str, str]) -> pa.Schema:
-    """Return the Arrow schema of a results table.
+    """Return the Arrow schema of a results table: ``object_id: string`` and one fixed-size list per output.
 
-    Parameters
-    ----------
-    columns : sequence of ResultColumn
-        Outputs.
-    facts : mapping of str to str
-        Additional table metadata, e.g. the name of the model; keys of the results format take precedence.
-
-    Returns
-    -------
-    pyarrow.Schema
-        ``object_id: string`` and one fixed-size list per output. The keys ``tensor_shape`` and ``tensor_dtype`` describe
-        ``data``; a table without ``data`` describes each output under its name.
+    `facts` are additional table metadata, e.g. the name of the model; keys of the results format take precedence. The
+    keys ``tensor_shape`` and ``tensor_dtype`` describe ``data``; a table without ``data`` describes each output under
+    its name.
     """
     named = {column.name: column for column in columns}
     described = (
@@ -125,22 +100,8 @@ def results_schema(columns: Sequence[ResultColumn], facts: Mapping[str, str]) ->
 def read_columns(schema: pa.Schema, place: str) -> tuple[ResultColumn, ...]:
     """Return the outputs of a table's schema, in any of the three supported metadata conventions.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Schema of the table.
-    place : str
-        URI of the table, for error messages.
-
-    Returns
-    -------
-    tuple of ResultColumn
-        In column order, with ``data`` first.
-
-    Raises
-    ------
-    CorruptError
-        If ids or outputs are missing, or a shape does not match its column.
+    They are in column order, with ``data`` first. `place` is the URI of the table, for messages. Raises `CorruptError`
+    if ids or outputs are missing, or a shape does not match its column.
     """
     if OBJECT_ID not in schema.names:
         raise CorruptError(f"{place} has columns {schema.names} but no {OBJECT_ID!r}; it is not a table of results.")
@@ -200,17 +161,8 @@ def as_numpy(value: Any) -> Any:  # noqa: ANN401  (a tensor of any library, an a
 def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
     """Convert ids to strings.
 
-    Parameters
-    ----------
-    object_ids : iterable
-        An array, list or tensor of strings, bytes (UTF-8), integers, or other objects with a string form.
-    batch : int
-        Number of the batch, for error messages.
-
-    Raises
-    ------
-    SourceError
-        If an id is missing or not valid text.
+    Ids are an array, list or tensor of strings, bytes (UTF-8), integers, or other objects with a string form. `batch`
+    is the number of the batch, for messages. Raises `SourceError` if an id is missing or not valid text.
 
     Examples
     --------
@@ -257,22 +209,9 @@ def _as_id(value: Any, batch: int, row: int) -> str:  # noqa: ANN401
 def as_outputs(data: Any, batch: int) -> dict[str, NDArray[Any]]:  # noqa: ANN401  (what any model gives)
     """Convert model outputs for one batch to contiguous arrays in native byte order.
 
-    Parameters
-    ----------
-    data : array, tensor, sequence of them, or mapping of str to any of these
-        Outputs by name; an unnamed output is called ``data``. The first axis is the row axis.
-    batch : int
-        Number of the batch, for error messages.
-
-    Returns
-    -------
-    dict of str to (n_rows, ...) array
-        Outputs by name, sharing memory with the input where it is already contiguous.
-
-    Raises
-    ------
-    SourceError
-        If rows of an output differ in shape or dtype, an output contains objects, or outputs differ in length.
+    `data` is an array, a tensor, a sequence of them, or a mapping of names to any of these; an unnamed output is called
+    ``data``. The first axis is the row axis. `batch` is the number of the batch, for messages. The result, (n_rows,
+    ...) by name, shares memory with the input where it is already contiguous.
 
     Examples
     --------
@@ -369,28 +308,12 @@ def unstack(values: Any) -> list[Any]:  # noqa: ANN401
 
 
 def as_rows(index: Any, n_rows: int) -> tuple[NDArray[np.int64], bool]:  # noqa: ANN401
-    """Convert an index to validated row numbers.
+    """Convert an index to validated row numbers, and return also whether it is a single integer.
 
-    Parameters
-    ----------
-    index : int, slice, sequence of int, integer array, boolean array, or tensor
-        Integers are non-negative row numbers; slices follow Python; a mask has one value per row.
-    n_rows : int
-        Number of rows.
-
-    Returns
-    -------
-    (k,) int64
-        Row numbers in the requested order, with duplicates.
-    bool
-        Whether the index is a single integer.
-
-    Raises
-    ------
-    RowIndexError
-        If a number is negative or too large, or a mask has the wrong length (also an ``IndexError``).
-    RowTypeError
-        For any other kind of index (also a ``TypeError``).
+    Row numbers, (k,), are in the requested order, with duplicates. The index is an integer, slice, sequence of int,
+    integer or boolean array, or tensor. Integers are non-negative row numbers; slices follow Python; a mask has one
+    value per row. Raises `RowIndexError` (also an ``IndexError``) if a number is negative or too large, or a mask has
+    the wrong length, and `RowTypeError` (also a ``TypeError``) for any other kind of index.
 
     Examples
     --------

@@ -37,28 +37,12 @@ _AGAIN = "Restore the folder from a copy, or run the model again."
 
 
 def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") -> Problems:
-    """Validate a folder of results.
+    """Validate a folder of results: a Lance table, or ``.npy`` results.
 
-    Parameters
-    ----------
-    result_dir : str or path
-        Result folder: a Lance table, or ``.npy`` results.
-    level : {"quick", "deep"}
-        ``quick`` compares file sizes; ``deep`` compares every byte and value.
-
-    Returns
-    -------
-    Problems
-        Empty if the results are valid. ``R01``: the table cannot be read; ``R02``: a file is missing or has another size; ``R03``: the
-        content of a file differs; ``R04``: no checksum is recorded; ``R05``: ids are missing or duplicated; ``R06``: the
-        configuration of the original dataset cannot be parsed.
-
-    Raises
-    ------
-    NotFoundError
-        If the folder holds no results.
-    QueryError
-        If `level` is unknown.
+    Level ``quick`` compares file sizes, ``deep`` every byte and value. Rules are ``R01``: the table cannot be read;
+    ``R02``: a file is missing or has another size; ``R03``: the content of a file differs; ``R04``: no checksum is
+    recorded; ``R05``: ids are missing or duplicated; ``R06``: the configuration of the original dataset cannot be
+    parsed. Raises `NotFoundError` if the folder holds no results.
 
     Examples
     --------
@@ -161,13 +145,7 @@ def _check_npy(folder: Path, level: Level) -> list[Problem]:
 
 
 def require_intact(result_dir: Path) -> None:
-    """Raise if any file of the results differs from its recorded checksum.
-
-    Raises
-    ------
-    CorruptError
-        If a file differs; the first one is named.
-    """
+    """Raise `CorruptError`, which names the first file, if any file of the results differs from its recorded checksum."""
     wrong = [problem for problem in validate_results(result_dir) if problem.rule in {"R01", "R02", "R03"}]
     if wrong:
         raise CorruptError(f"{result_dir}: {wrong[0]}")

@@ -83,17 +83,7 @@ class ResultPart:
 class ResultPartWriter(BatchWriter):
     """Writer of one part of a run, in its own process; nothing is visible before the run's writer commits.
 
-    Parameters
-    ----------
-    part : ResultPart
-        The part to write.
-
-    Raises
-    ------
-    NotFoundError
-        If the run has ended.
-    DuplicateError
-        If the part has already been written.
+    Raises `NotFoundError` if the run has ended, and `DuplicateError` if the part has already been written.
 
     Examples
     --------
@@ -114,14 +104,8 @@ class ResultPartWriter(BatchWriter):
     def commit(self) -> None:
         """Finish the part by writing its manifest; further calls have no effect.
 
-        Raises
-        ------
-        ReadOnlyError
-            After `abort`.
-        NotFoundError
-            If the run has ended in the meantime; the files are removed.
-        DuplicateError
-            If another process has written the same part.
+        Raises `ReadOnlyError` after `abort`, `NotFoundError` if the run has ended in the meantime, whereupon the files
+        are removed, and `DuplicateError` if another process has written the same part.
         """
         if self._state == "finished":
             return

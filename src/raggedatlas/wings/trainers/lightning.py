@@ -57,22 +57,8 @@ def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
 def align_query(query: Query, loader: Loader) -> Query:
     """Make a query read the feature spaces, features and layers of a loader.
 
-    Parameters
-    ----------
-    query : Query
-        Which cells.
-    loader : Loader
-        What of them.
-
-    Returns
-    -------
-    Query
-        Features that none of its datasets measured are there too, as ones that nobody measured.
-
-    Raises
-    ------
-    QueryError
-        If an output is asked for and its datasets lack a layer.
+    Features that none of its datasets measured are there too, as ones that nobody measured. If an output is asked for
+    and its datasets lack a layer, that raises `QueryError`.
     """
     spaces = loader.plan.spaces
     layers = tuple(dict.fromkeys(layer for space in spaces.values() for layer in space.layers))
@@ -379,13 +365,7 @@ class AtlasDataModule:
 
 @cache
 def with_lightning(cls: type) -> type:
-    """Make a class a LightningDataModule too.
-
-    Raises
-    ------
-    MissingExtraError
-        Without Lightning.
-    """
+    """Make a class a LightningDataModule too."""
     try:
         from lightning.pytorch import LightningDataModule
     except ImportError as error:

@@ -300,15 +300,7 @@ class ScviDataModule(AtlasDataModule):
 
 
 class TensorBatches:
-    """A loader whose batches come as the tensors that scvi-tools names; iterated again, it starts again.
-
-    Parameters
-    ----------
-    module : ScviDataModule
-        Names the tensors.
-    loader : Loader
-        Of the cells.
-    """
+    """A loader whose batches come as the tensors that scvi-tools names; iterated again, it starts again."""
 
     def __init__(self, module: ScviDataModule, loader: Loader) -> None:
         self._module, self._loader = module, loader

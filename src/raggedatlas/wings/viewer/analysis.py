@@ -43,22 +43,10 @@ def pack_rows(chosen: NDArray[np.bool_]) -> str:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Answers to the requests of one page, each checked against the cells that it shows.
-
-    Parameters
-    ----------
-    scene : Scene
-        What is shown.
-    allow_annotate : bool
-        Whether labels may be written.
-
-    Raises
-    ------
-    QueryError
-        If labels are to be written and the cells are not those of a snapshot of an atlas.
-    """
+    """Answers to the requests of one page, each checked against the cells that it shows."""
 
     scene: Scene
+    # whether labels may be written, for which the cells must be those of a snapshot of an atlas
     allow_annotate: bool = False
 
     def __post_init__(self) -> None:
@@ -71,12 +59,8 @@ class Analysis:
     def respond(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Answer a request; None if there is no such path.
 
-        Raises
-        ------
-        QueryError, ArgumentError
-            For a page of other cells, and what cannot be answered.
-        ReadOnlyError
-            For a label where none may be written.
+        Raises `QueryError` or `ArgumentError` for a page of other cells and what cannot be answered, and
+        `ReadOnlyError` for a label where none may be written.
         """
         answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "compare": self._compare,

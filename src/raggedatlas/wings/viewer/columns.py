@@ -24,40 +24,21 @@ _PARTS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class PointColumn:
-    """One column, a value for every point.
-
-    Parameters
-    ----------
-    name : str
-        What people call it.
-    kind : {"category", "number", "text"}
-        What can be done with it: coloured by as categories or on a scale, or read and searched.
-    values : pyarrow.Array
-        ``dictionary<int32, string>`` whose categories stand in the order of the legend, floats with NaN for missing, or
-        strings.
-    colors : mapping of str to str
-        Colours of categories that have one of their own.
-    """
+    """One column, a value for every point."""
 
     name: str
-    kind: Kind
+    kind: Kind  # coloured by as categories or on a scale, or read and searched
+    # ``dictionary<int32, string>`` in the order of the legend, floats with NaN for missing, or strings
     values: pa.Array
-    colors: Mapping[str, str] = field(default_factory=dict)
+    colors: Mapping[str, str] = field(default_factory=dict)  # of categories that have one of their own
 
 
 def read_column(
     name: str, values: pa.ChunkedArray | pa.Array, colors: Mapping[str, str] | None = None
 ) -> PointColumn | None:
-    """Read a column; None for what cannot be shown, such as lists.
+    """Read a column, in the order of the points; None for what cannot be shown, such as lists.
 
-    Parameters
-    ----------
-    name : str
-        Of the column.
-    values : pyarrow array
-        Values in the order of the points.
-    colors : mapping of str to str, or None
-        Category -> colour.
+    `colors` maps a category to its colour.
 
     Examples
     --------
@@ -136,13 +117,7 @@ def natural(text: str) -> list[tuple[int, int, str]]:
 
 
 def as_table(obs: "pa.Table | pd.DataFrame", id_column: str) -> pa.Table:
-    """Return a frame as a table with its ids in `id_column`; of a pandas frame the index holds them.
-
-    Raises
-    ------
-    NotFoundError
-        If a table has no such column.
-    """
+    """Return a frame as a table with its ids in `id_column`; of a pandas frame the index holds them."""
     if not isinstance(obs, pa.Table):
         # A copy, since assigning names below would rename the columns of the caller's frame.
         frame = obs.copy(deep=False)

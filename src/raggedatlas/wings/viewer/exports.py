@@ -31,28 +31,8 @@ def write_parquet(
 ) -> Path:
     """Write one Parquet file with ``id``, ``x``, ``y``, the metadata and genes, as Embedding Atlas opens it.
 
-    Parameters
-    ----------
-    scene : Scene
-        What is shown.
-    path : str or path
-        The file; open it with ``embedding-atlas FILE --x x --y y --disable-projection``.
-    genes : sequence of str
-        Genes to take along; a column of the same name as another is called ``gene:<name>``.
-    overwrite : bool
-        Whether a file that is there is replaced.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    DuplicateError, StoreError
-        If the file is there, or cannot be written.
-    FeatureError
-        If a gene is unknown.
+    Open it with ``embedding-atlas FILE --x x --y y --disable-projection``. A gene of the same name as a column is
+    called ``gene:<name>``.
     """
     from pyarrow import parquet
 
@@ -90,31 +70,8 @@ def write_vitessce(
 ) -> Path:
     """Write a folder that Vitessce opens when it is served: cells as AnnData-Zarr, and a configuration.
 
-    Parameters
-    ----------
-    scene : Scene
-        What is shown.
-    path : str or path
-        The folder.
-    genes : sequence of str
-        Genes to take along, as X.
-    overwrite : bool
-        Whether a folder that is there is replaced.
-
-    Returns
-    -------
-    Path
-        The folder, with ``vitessce.json`` and ``cells.adata.zarr``, to be served at the address of the scene's look, which
-        the configuration names.
-
-    Raises
-    ------
-    QueryError
-        If that address is none.
-    DuplicateError, StoreError
-        If the folder is there, or cannot be written.
-    FeatureError
-        If a gene is unknown.
+    It holds ``vitessce.json`` and ``cells.adata.zarr``, whose X are the `genes`, and is to be served at the address of
+    the scene's look, which the configuration names.
     """
     target = local_path(path)
     # First, so that an address that is refused leaves no files.
@@ -156,12 +113,9 @@ def _member(name: str, i: int) -> str:
 
 
 def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the configuration of Vitessce: the map, the sets of cells and their colours, and genes where there are some.
+    """Return the configuration of Vitessce: the map, the sets of cells with their colours, and genes if there are any.
 
-    Raises
-    ------
-    QueryError
-        If the address of the scene's look is none: Vitessce takes none without a host.
+    Raises `QueryError` for an address of the scene's look without a host, which Vitessce does not take.
     """
     sets = [
         {"name": column.name, "path": f"obs/{_member(column.name, i)}"}

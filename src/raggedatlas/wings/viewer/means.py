@@ -24,11 +24,6 @@ def has_groups(column: PointColumn) -> bool:
 def groups_of(column: PointColumn) -> Groups:
     """Return the points of each category in the order of the legend, those without one last.
 
-    Raises
-    ------
-    QueryError
-        If the column has no categories, or more than `MOST_GROUPS`.
-
     Examples
     --------
     >>> import pyarrow as pa
@@ -47,18 +42,9 @@ def groups_of(column: PointColumn) -> Groups:
 def compute_means(genes: Mapping[str, NDArray[np.float32]], groups: Groups) -> dict[str, Any]:
     """Return the mean of each gene in each group, among the points that have a value.
 
-    Parameters
-    ----------
-    genes : mapping of str to (n,) float32
-        Name -> its value for every point, NaN where it was not measured.
-    groups : sequence of (str, (n_points,) int64)
-        Names and rows.
-
-    Returns
-    -------
-    dict
-        Ready for JSON: `genes`, `groups`, and `mean` (None where no point has a value), `count_nonzero` and `n_measured`,
-        each a list of the groups' lists of a number for each gene.
+    `genes` are values for every point, (n,), NaN where they were not measured; `groups` are names and rows,
+    (n_points,). The result is ready for JSON: `genes`, `groups`, and `mean` (None where no point has a value),
+    `count_nonzero` and `n_measured`, each a list of the groups' lists of a number for each gene.
 
     Examples
     --------

@@ -43,15 +43,9 @@ def bundled(name: str) -> str:
 def policy(script: str, style: str, connect: str) -> str:
     """Write a content-security policy: nothing but what is named, and no other page may frame this one.
 
-    Parameters
-    ----------
-    script : str
-        Source of the program. ``'unsafe-eval'`` is added, because regl compiles its drawing commands from source text that
-        it generates; inline scripts stay refused.
-    style : str
-        Source of the looks.
-    connect : str
-        Where data may be fetched from.
+    `script` and `style` are the sources of program and looks, and `connect` is where data may be fetched from.
+    ``'unsafe-eval'`` is added to `script`, because regl compiles its drawing commands from source text that it
+    generates; inline scripts stay refused.
 
     Examples
     --------
@@ -75,14 +69,8 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Describe a scene for the page.
 
-    Parameters
-    ----------
-    scene : Scene
-        What is shown.
-    genes : mapping of str to (n,) float32, or None
-        Values of the genes that a file holds; None if the page fetches its data from a server.
-    allow_annotate : bool
-        Whether the server writes labels.
+    `genes`, (n,) by name, are those that a file holds; None if the page fetches its data from a server.
+    `allow_annotate` is whether that server writes labels.
     """
     served = genes is None
     origin = scene.origin if served else None
@@ -139,33 +127,7 @@ def served_page(scene: Scene, *, allow_annotate: bool = False) -> str:
 def write_page(
     scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
 ) -> Path:
-    """Write one HTML file that needs nothing else, not even a network.
-
-    Parameters
-    ----------
-    scene : Scene
-        What is shown.
-    path : str or path
-        The file.
-    genes : sequence of str
-        Genes whose values go into it.
-    overwrite : bool
-        Whether a file that is there is replaced.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    DuplicateError
-        If it is there.
-    FeatureError
-        If a gene is unknown.
-    StoreError
-        If the folder cannot be written to.
-    """
+    """Write one HTML file that needs nothing else, not even a network, with the values of some genes."""
     color = scene.look.color
     if color is not None and color not in {column.name for column in scene.columns}:
         # A file has no server to ask for the gene that it is first coloured by.

@@ -32,12 +32,7 @@ def is_color(text: object) -> bool:
 
 
 def read_colors(given: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Check colours that a caller names: column -> value -> ``#rrggbb``.
-
-    Raises
-    ------
-    QueryError
-        For anything else, naming column and value.
+    """Check colours that a caller names: column -> value -> ``#rrggbb``; for others raise `QueryError`.
 
     Examples
     --------

@@ -35,10 +35,7 @@ class GeneValues(Protocol):
     def values(self, names: Sequence[str]) -> tuple[pa.Array, NDArray[Any]]:
         """Return ids and the values of genes, (n_ids, n_names); NaN, or an id that is not there, was not measured.
 
-        Raises
-        ------
-        FeatureError
-            If there is no such gene.
+        Raises `FeatureError` if there is no such gene.
         """
 
 
@@ -46,21 +43,14 @@ class GeneValues(Protocol):
 class GivenGenes:
     """Genes whose values a caller has at hand.
 
-    Parameters
-    ----------
-    ids : (n,) pyarrow array of strings
-        The cells.
-    table : mapping of str to (n,) array
-        Gene -> its values, in the order of `ids`.
-
     Examples
     --------
     >>> GivenGenes(pa.array(["a"]), {"CD3D": np.array([2])}).find("cd", 5)
     [('CD3D', '')]
     """
 
-    ids: pa.Array
-    table: Mapping[str, NDArray[Any]]
+    ids: pa.Array  # (n,) strings: the cells
+    table: Mapping[str, NDArray[Any]]  # gene -> its values, (n,), in the order of `ids`
 
     def find(self, text: str, most: int) -> list[tuple[str, str]]:
         """Find genes by part of their name."""
@@ -116,35 +106,16 @@ class Look:
 
 @dataclass(frozen=True)
 class Scene:
-    """Points with ids in the order in which they are drawn, and what is known of them.
+    """Points with ids in the order in which they are drawn, and what is known of them."""
 
-    Parameters
-    ----------
-    ids : (n,) pyarrow array of strings
-        One per point, each once.
-    coordinates : (n, 2) float32
-        Finite.
-    columns : tuple of PointColumn
-        Metadata in the order of the points.
-    genes : GeneValues or None
-        Values of genes by id.
-    look : Look
-        Title, first colour, theme.
-    n_total : int
-        How many points there were before sampling.
-    notes : tuple of str
-        What a reader should know: cells left out, columns that cannot be shown.
-    origin : KnownCells or None
-        Cells of an atlas or a file that the points are, from which embeddings are read.
-    """
-
-    ids: pa.Array
-    coordinates: NDArray[np.float32]
-    columns: tuple[PointColumn, ...]
+    ids: pa.Array  # (n,) strings: one per point, each once
+    coordinates: NDArray[np.float32]  # (n, 2), finite
+    columns: tuple[PointColumn, ...]  # metadata in the order of the points
     genes: GeneValues | None
     look: Look
-    n_total: int
-    notes: tuple[str, ...] = ()
+    n_total: int  # number of points before sampling
+    notes: tuple[str, ...] = ()  # what a reader should know: cells left out, columns that cannot be shown
+    # a `KnownCells` or None: cells of an atlas or a file that the points are, from which embeddings are read
     origin: Any = None
 
     @cached_property
@@ -161,36 +132,18 @@ class Scene:
         return len(self.ids)
 
     def column(self, name: str) -> PointColumn:
-        """Find a column.
-
-        Raises
-        ------
-        NotFoundError
-            If there is none of that name.
-        """
+        """Find a column."""
         for column in self.columns:
             if column.name == name:
                 return column
         raise NotFoundError(f"There is no column {name!r}; there are {[column.name for column in self.columns]}.")
 
     def gene(self, name: str) -> NDArray[np.float32]:
-        """Read a gene for every point, NaN where it was not measured.
-
-        Raises
-        ------
-        FeatureError
-            If there is no such gene, or none at all.
-        """
+        """Read a gene for every point, NaN where it was not measured."""
         return self.read_genes([name])[name]
 
     def read_genes(self, names: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """Read genes, as `gene` does each, at once.
-
-        Raises
-        ------
-        FeatureError
-            If one is unknown.
-        """
+        """Read genes, as `gene` does each, at once; raise `FeatureError` if one is unknown."""
         names = list(dict.fromkeys(names))
         if not names:
             return {}
@@ -288,19 +241,7 @@ def make_scene(
 
 
 def match_ids(wanted: pa.Array, among: pa.Array) -> NDArray[np.int64]:
-    """Find each wanted id among others by a hash join.
-
-    Parameters
-    ----------
-    wanted : (n,) pyarrow array of strings
-        Ids to find.
-    among : (m,) pyarrow array of strings
-        Where to look.
-
-    Returns
-    -------
-    (n,) int64
-        Positions, -1 where an id is not there.
+    """Find each wanted id, (n,), among others, (m,), by a hash join: its position, -1 where it is not there.
 
     Examples
     --------
@@ -313,25 +254,10 @@ def match_ids(wanted: pa.Array, among: pa.Array) -> NDArray[np.int64]:
 
 
 def project(coordinates: Any, axes: tuple[int, int] | None = None) -> NDArray[np.float32]:  # noqa: ANN401
-    """Return coordinates in the plane.
+    """Return coordinates, (n, d), in the plane, (n, 2).
 
-    Parameters
-    ----------
-    coordinates : (n, d) float
-        d of 2 or more.
-    axes : (int, int) or None
-        Two columns. Without, d of 2 is taken as it is, and d of 3 is projected onto the plane of most variance, whose axes
-        point to where their largest weight is positive.
-
-    Returns
-    -------
-    (n, 2) float32
-        Coordinates.
-
-    Raises
-    ------
-    QueryError
-        For another shape.
+    `axes` are two columns. Without, d of 2 is taken as it is, and d of 3 is projected onto the plane of most variance,
+    whose axes point to where their largest weight is positive; other shapes raise `QueryError`.
 
     Examples
     --------

@@ -28,26 +28,12 @@ Response = tuple[bytes, str]
 
 
 class ViewerServer(ThreadedServer):
-    """Server of one scene on loopback.
+    """Server of one scene on loopback; port 0 picks a free one.
 
-    Every address begins with a new random token. The token is part of the path instead of a cookie, because browsers send
-    the cookies of one port of a host to every other port.
+    Every address begins with a new random token. The token is part of the path instead of a cookie, because browsers
+    send the cookies of one port of a host to every other port.
 
-    Parameters
-    ----------
-    scene : Scene
-        Scene to show.
-    port : int
-        Port; 0 picks a free one.
-    allow_annotate : bool
-        Whether the page may write labels into the atlas.
-
-    Raises
-    ------
-    StoreError
-        If the port is in use.
-    QueryError
-        If labels may be written and there is no atlas.
+    With `allow_annotate`, the page may write labels into the atlas.
 
     Examples
     --------
@@ -107,13 +93,7 @@ class _SceneResponses:
         return None
 
     def respond(self, path: str, body: bytes) -> Response | None:
-        """Return the response to a request with a body, one at a time; None if there is no such path.
-
-        Raises
-        ------
-        ArgumentError
-            If the body is no JSON object.
-        """
+        """Return the response to a request with a body, one at a time; None if there is no such path."""
         try:
             parsed = json.loads(body)
         except (ValueError, RecursionError):

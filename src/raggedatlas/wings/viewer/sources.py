@@ -82,19 +82,13 @@ class KnownCells(Protocol):
     def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
         """Read an embedding: ids of the cells that are in it, and their coordinates.
 
-        Raises
-        ------
-        NotFoundError
-            If there is no embedding of that name; the message lists them.
+        Raises `NotFoundError`, which lists the embeddings, if there is none of that name.
         """
 
     def genes(self, layer: str | None) -> GeneValues | None:
         """Open their genes, in a layer; None where they have none.
 
-        Raises
-        ------
-        NotFoundError
-            If there is no such layer; the message lists them.
+        Raises `NotFoundError`, which lists the layers, if there is none of that name.
         """
 
     def dress(self, look: Look, table: pa.Table) -> Look:
@@ -106,13 +100,7 @@ MAPS = ("umap", "tsne", "spatial", "pca")
 
 
 def default_embedding(cells: "KnownCells") -> str:
-    """Choose the embedding that is shown where none is named.
-
-    Raises
-    ------
-    NotFoundError
-        If the cells have none.
-    """
+    """Choose the embedding that is shown where none is named."""
     names = cells.embeddings()
     if not names:
         raise NotFoundError(
@@ -141,17 +129,7 @@ def is_cells_path(path: str | os.PathLike[str]) -> bool:
 def open_cells(cells: Cells) -> KnownCells:
     """Open the cells of an atlas, a file or an object in memory.
 
-    Parameters
-    ----------
-    cells : Query, AtlasView, RaggedAtlas, AnnData, MuData, str or path
-        An atlas means all cells of its newest snapshot; a path is of an atlas, or of anything that `open_source` takes.
-
-    Raises
-    ------
-    NotFoundError
-        If there is nothing at a path, or an atlas has no snapshot.
-    SourceError
-        If a path is of no known kind.
+    An atlas means all cells of its newest snapshot; a path is of an atlas, or of anything that `open_source` takes.
     """
     query = find_query(cells)
     if query is not None:
@@ -161,17 +139,9 @@ def open_cells(cells: Cells) -> KnownCells:
 
 @dataclass(frozen=True)
 class QueryGenes:
-    """Genes of a query, read when they are asked for.
+    """Genes of a query, read when they are asked for."""
 
-    Parameters
-    ----------
-    query : Query
-        Which cells and which layer.
-    space : str
-        Feature space.
-    """
-
-    query: Query
+    query: Query  # which cells and which layer
     space: str
 
     # `cached_property` writes to `__dict__`, which a frozen dataclass has unless it has slots.
@@ -234,13 +204,7 @@ def _texts(table: pa.Table, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class QueryCells:
-    """Cells of a query of an atlas.
-
-    Parameters
-    ----------
-    query : Query
-        Which cells.
-    """
+    """Cells of a query of an atlas."""
 
     query: Query
 
@@ -291,7 +255,8 @@ class QueryCells:
     def snapshot_vectors(self, name: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any]]:
         """Read an embedding of all cells of the snapshot that have it: their uids, their vectors, and their datasets.
 
-        Datasets whose vectors have another length than those of the query are left out: their distances have no meaning.
+        Datasets whose vectors have another length than those of the query are left out: their distances have no
+        meaning.
         """
         ids, vectors = self.coordinates(name)
         catalog, spec = self.query.catalog, self.query.spec
@@ -340,15 +305,9 @@ def _opened(what: Any) -> Iterator[Source]:  # noqa: ANN401  (anything that can 
 
 @dataclass(frozen=True)
 class FileCells:
-    """Cells of a file or of an object in memory; their ids are the names of its `obs`.
+    """Cells of a file or of an object in memory; their ids are the names of its `obs`."""
 
-    Parameters
-    ----------
-    what : path, AnnData or MuData
-        Anything that `open_source` takes.
-    """
-
-    what: Any
+    what: Any  # anything that `open_source` takes
 
     @property
     def place(self) -> str:
@@ -444,18 +403,10 @@ def _dense(block: Block) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class FileGenes:
-    """Genes of a file; those that are asked for are read in one walk down their matrix.
+    """Genes of a file; those that are asked for are read in one walk down their matrix."""
 
-    Parameters
-    ----------
-    what : path, AnnData or MuData
-        Anything that `open_source` takes.
-    matrices : tuple of MatrixInfo
-        One for each modality.
-    """
-
-    what: Any
-    matrices: tuple[MatrixInfo, ...]
+    what: Any  # anything that `open_source` takes
+    matrices: tuple[MatrixInfo, ...]  # one for each modality
 
     @cached_property
     def _features(self) -> list[pa.Table]:
@@ -566,30 +517,10 @@ def _plain_table(cells: KnownCells) -> tuple[pa.Table, str]:
 
 
 def scene_of_results(results: Results, cells: KnownCells, look: Look, layer: str | None = None) -> Scene:
-    """Join results with cells by id.
+    """Join results, coordinates (n, 2) or (n, 3), with cells by id.
 
-    Parameters
-    ----------
-    results : ResultDataset or InferenceDataSet
-        Coordinates of every cell, ``(n, 2)`` or ``(n, 3)``.
-    cells : KnownCells
-        Which cells, and their metadata and genes.
-    look : Look
-        Title, colours, sampling.
-    layer : str or None
-        Layer that the values of genes are read from; None takes that of the query, else the usual one.
-
-    Returns
-    -------
-    Scene
-        The cells that have both; how many lack the one or the other is among its notes.
-
-    Raises
-    ------
-    QueryError
-        If no cell has both, or results have no coordinates.
-    NotFoundError
-        If no dataset has the layer.
+    The scene has the cells that have both; how many lack the one or the other is among its notes. Values of genes are
+    read from `layer`; None takes that of the query, else the usual one. Raises `QueryError` if no cell has both.
     """
     ids, places = read_results(results)
     table, id_column = _plain_table(cells)
@@ -620,23 +551,11 @@ def scene_of_results(results: Results, cells: KnownCells, look: Look, layer: str
 
 
 def scene_of_embedding(name: str, cells: KnownCells, look: Look, layer: str | None = None) -> Scene:
-    """Show an embedding that cells have: of an atlas a feature space without features or a column of vectors, of a file a member of `obsm`.
+    """Show an embedding that cells have.
 
-    Parameters
-    ----------
-    name : str
-        Of the embedding.
-    cells : KnownCells
-        Which cells, and their metadata and genes.
-    look : Look
-        Title, colours, sampling.
-    layer : str or None
-        Layer that the values of genes are read from; None takes that of the query, else the usual one.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no embedding of that name, or no dataset has the layer; the message lists them.
+    Of an atlas it is a feature space without features or a column of vectors, of a file a member of `obsm`. Values of
+    genes are read from `layer`; None takes that of the query, else the usual one. Raises `NotFoundError`, which lists
+    what there is, if there is no embedding of that name, or no dataset has the layer.
     """
     ids, places = cells.coordinates(name)
     table, id_column = _plain_table(cells)

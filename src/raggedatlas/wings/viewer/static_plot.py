@@ -28,33 +28,7 @@ _ROWS = 18
 def write_picture(
     scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
 ) -> Path:
-    """Draw a scene into a PNG, coloured by its first colour.
-
-    Parameters
-    ----------
-    scene : Scene
-        What is shown.
-    path : str or path
-        The file.
-    genes : sequence of str
-        None: a picture shows one gene, which is its colour.
-    overwrite : bool
-        Whether a file that is there is replaced.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    ArgumentError
-        If there are genes.
-    MissingExtraError
-        If matplotlib is not installed.
-    DuplicateError, StoreError
-        If the file is there, or cannot be written.
-    """
+    """Draw a scene into a PNG, coloured by its first colour; `genes` must be empty: a picture shows one gene, which is its colour."""
     if genes:
         raise ArgumentError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
     target = local_path(path)
@@ -66,13 +40,7 @@ def write_picture(
 
 
 def draw(scene: Scene) -> "Figure":
-    """Draw a scene as a matplotlib figure.
-
-    Raises
-    ------
-    MissingExtraError
-        If matplotlib is not installed.
-    """
+    """Draw a scene as a matplotlib figure."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

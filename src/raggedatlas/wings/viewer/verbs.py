@@ -201,22 +201,7 @@ def view(
 
 @checked
 def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpack[ViewOptions]) -> Scene:
-    """Join an embedding with the cells of an atlas or a file, as `visualize` and `view` show it.
-
-    Parameters
-    ----------
-    embedding : ResultDataset, InferenceDataSet, path, str or Scene
-        As for `visualize`.
-    cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
-        As for `visualize`.
-    **choices
-        See `ViewOptions`.
-
-    Raises
-    ------
-    QueryError, NotFoundError
-        As `visualize`.
-    """
+    """Join an embedding with the cells of an atlas or a file, as `visualize` and `view` show it; arguments are those of `visualize`."""
     if isinstance(embedding, Scene):
         if cells is not None or choices:
             raise QueryError(

@@ -29,35 +29,17 @@ from raggedatlas.wings.results.writer import ResultDatasetWriter
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores that `test` measured.
+    """Scores that `test` measured."""
 
-    Parameters
-    ----------
-    task : {"classification", "regression"}
-        Categories, or numbers.
-    target : str
-        Metadata column.
-    n_cells, n_unlabelled : int
-        Cells with a target, and those without one, which nothing here counts.
-    loss : float or None
-        Mean over the cells with a target; None where the model gives classes and no loss was named.
-    metrics : dict of str to float
-        ``accuracy`` and ``macro_f1`` (mean over the classes that occur, as targets or predictions); or ``mse`` and ``r2`` (mean over
-        the numbers of a cell).
-    categories : tuple of str
-        Classes, in the order of the model's columns; empty for numbers.
-    confusion : tuple of tuple of int
-        Cells by class, (target, predicted); empty for numbers.
-    """
-
-    task: str
-    target: str
-    n_cells: int
-    n_unlabelled: int
-    loss: float | None
+    task: str  # ``"classification"`` or ``"regression"``
+    target: str  # metadata column
+    n_cells: int  # cells with a target
+    n_unlabelled: int  # cells without a target, which nothing here counts
+    loss: float | None  # mean over the cells with a target; None where the model gives classes and no loss was named
+    # ``accuracy`` and ``macro_f1``, mean over the classes that occur as targets or predictions; or ``mse`` and ``r2``
     metrics: dict[str, float]
-    categories: tuple[str, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
+    categories: tuple[str, ...] = ()  # in the order of the model's columns; empty for numbers
+    confusion: tuple[tuple[int, ...], ...] = ()  # cells by class, (target, predicted); empty for numbers
 
     def to_json(self) -> str:
         """Return JSON text; NaN becomes null."""
@@ -70,13 +52,7 @@ class Scores:
 
 
 def parse_scores(text: str, place: str) -> Scores:
-    """Read what `Scores.to_json` wrote.
-
-    Raises
-    ------
-    CorruptError
-        If it does not read.
-    """
+    """Read what `Scores.to_json` wrote; `place` is for the message of a `CorruptError`."""
     try:
         stored = json.loads(text)
         metrics = {
@@ -94,11 +70,6 @@ def parse_scores(text: str, place: str) -> Scores:
 class ClassificationMetrics:
     """Metrics of predicted classes, accumulated so far.
 
-    Parameters
-    ----------
-    categories : sequence of str
-        Classes, in the order of their codes.
-
     Examples
     --------
     >>> sums = ClassificationMetrics(["B", "T"])
@@ -107,11 +78,11 @@ class ClassificationMetrics:
     (1.0, 2, 1)
     """
 
-    categories: Sequence[str]
+    categories: Sequence[str]  # in the order of their codes
     n_cells: int = 0
     n_unlabelled: int = 0
-    entropy: float = 0.0
-    graded: bool = True
+    entropy: float = 0.0  # sum of the cross-entropies
+    graded: bool = True  # whether all predictions were logits
     confusion: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,24 +90,9 @@ class ClassificationMetrics:
         self.confusion = np.zeros((len(self.categories),) * 2, np.int64)
 
     def add(self, predicted: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Count a batch.
+        """Count a batch, and return which cells have a target, (n,).
 
-        Parameters
-        ----------
-        predicted : (n, n_classes) float, or (n,) int
-            Logits, or codes.
-        codes : (n,) int
-            Targets; -1 where there is none.
-
-        Returns
-        -------
-        (n,) bool
-            Which cells have a target.
-
-        Raises
-        ------
-        SourceError
-            If there are as many columns as no class, or a code is none.
+        `predicted` are logits, (n, n_classes), or codes, (n,); `codes` are the targets, (n,), -1 where there is none.
         """
         n = len(self.categories)
         # -1 marks a cell without a value, and one whose value is not among the named categories.
@@ -188,24 +144,14 @@ class RegressionMetrics:
 
     n_cells: int = 0
     n_unlabelled: int = 0
-    squares: float = 0.0
+    squares: float = 0.0  # sum of the squared errors
     mean: float = 0.0
-    spread: float = 0.0
+    spread: float = 0.0  # sum of the squared deviations of the targets from their mean
 
     def add(self, predicted: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
-        """Count a batch.
+        """Count a batch, and return which cells have a target, (n,).
 
-        Parameters
-        ----------
-        predicted : (n,) or (n, 1) numbers
-            What the model gives.
-        wanted : (n,) float
-            Targets; NaN where there is none.
-
-        Returns
-        -------
-        (n,) bool
-            Which cells have a target.
+        `predicted` is (n,) or (n, 1); `wanted`, (n,), are the targets, NaN where there is none.
         """
         if predicted.ndim > 1 and predicted[:1].size > 1:
             raise SourceError(
@@ -296,13 +242,7 @@ class ScoredResults(ResultDataset):
 
     @cached_property
     def scores(self) -> Scores:
-        """Scores of the model.
-
-        Raises
-        ------
-        NotFoundError
-            If the results are not those of a test.
-        """
+        """Scores of the model."""
         facts = self.facts
         if SCORES not in facts:
             raise NotFoundError(f"{self!r} has no scores; they are written by test.")

@@ -85,27 +85,13 @@ class ModelOptions(ReadingOptions, total=False):
 
 @dataclass(frozen=True)
 class InferenceRun:
-    """A model and the cells that it is for.
+    """A model and the cells that it is for."""
 
-    Parameters
-    ----------
-    loader : Loader
-        Gives each cell once, in the query's order.
-    model : Model
-        Ready to compute.
-    batch_size : int
-        Cells of a batch.
-    first : int
-        Number of the first of the cells, where others compute those before.
-    known : ResultDataset or None
-        Results of the same model; cells that are in there are taken over instead of computed.
-    """
-
-    loader: Loader
+    loader: Loader  # gives each cell once, in the query's order
     model: Model
-    batch_size: int
-    first: int = 0
-    known: ResultDataset | None = None
+    batch_size: int  # number of cells
+    first: int = 0  # number of the first cell in the query, where other processes compute those before
+    known: ResultDataset | None = None  # results of the same model; cells in them are copied instead of computed
 
     def part(self, rows: NDArray[np.int64], first: int | None = None) -> "InferenceRun":
         """Return a run of some of the cells, in the given order."""
@@ -113,21 +99,9 @@ class InferenceRun:
         return replace(self, loader=loader, first=self.first if first is None else first)
 
     def results(self, cells: NDArray[np.int64] | None = None) -> Iterator[tuple[TrainingBatch, Any]]:
-        """Compute batch by batch.
+        """Compute batch by batch; yields the batch, and its outputs, (n, ...) by name.
 
-        Parameters
-        ----------
-        cells : (n,) int64 or None
-            Numbers of the cells in the query, for messages; None counts on from `first`.
-
-        Yields
-        ------
-        tuple of TrainingBatch and mapping of str to (n, ...) array
-
-        Raises
-        ------
-        SourceError
-            If the model gives something that cannot be stored, naming the batch and the row.
+        `cells`, (n,), are the numbers of the cells in the query, for messages; None counts on from `first`.
         """
         done = 0
         for number, batch in enumerate(self.loader):
@@ -141,12 +115,7 @@ class InferenceRun:
     def write(self, writer: BatchWriter, progress: Progress = no_progress) -> None:
         """Compute what the writer does not have yet, and write it batch by batch.
 
-        Raises
-        ------
-        QueryError
-            If the writer has the results of other cells.
-        SourceError
-            If the model gives something that cannot be stored.
+        Raises `QueryError` if the writer has the results of other cells.
         """
         total, first = self.loader.n_cells, len(writer)
         self._refuse_others(writer)
@@ -251,19 +220,7 @@ def annotate_errors(number: int, first: int, n: int, last: int | None = None) ->
 def check_outputs(given: Any, number: int, n: int) -> dict[str, NDArray[Any]]:  # noqa: ANN401  (what any model gives)
     """Return what a model computed as arrays, one row for each cell.
 
-    Parameters
-    ----------
-    given : array, tensor, sequence, or mapping of str to these
-        From the model.
-    number : int
-        Of the batch, for messages.
-    n : int
-        Cells of the batch.
-
-    Raises
-    ------
-    SourceError
-        For another number of rows, objects, or rows that differ in shape.
+    `given` is what `as_outputs` takes; `number` is that of the batch, for messages, and `n` is its number of cells.
 
     Examples
     --------
@@ -336,15 +293,7 @@ def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
 
 
 def open_previous_results(results: Any, facts: Mapping[str, str]) -> ResultDataset:  # noqa: ANN401  (results, or their folder)
-    """Open the results that are to be updated, and refuse those of another model or other inputs.
-
-    Raises
-    ------
-    NotFoundError
-        If there are none.
-    QueryError
-        If model, weights or features differ.
-    """
+    """Open the results that are to be updated, and refuse those of another model, other weights or other inputs."""
     known = open_results(results)
     if not isinstance(known, ResultDataset):
         raise QueryError(

@@ -32,14 +32,7 @@ if TYPE_CHECKING:
 def exclude_self(found: Neighbors, own: NDArray[np.int64], k: int) -> Neighbors:
     """Leave the row that each vector belongs to out of what was found, and keep k.
 
-    Parameters
-    ----------
-    found : Neighbors
-        One more than k for each vector.
-    own : (q,) int64
-        A row that is not to be found, -1 for none.
-    k : int
-        How many are kept.
+    `found` has one more than k for each vector; `own`, (q,), is the row that is not to be found, -1 for none.
 
     Examples
     --------
@@ -74,31 +67,17 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class IndexReport(Report):
-    """How searches are answered, and with which recall.
-
-    Parameters
-    ----------
-    column, metric : str
-        Which output, by which distance.
-    kind : str
-        ``"exact"``: every row is compared; or ``"IVF_SQ"``.
-    n_rows, n_partitions, nprobes : int
-        Rows; parts of the index, and how many of them a search looks at; 0 where every row is compared.
-    k, n_queries : int
-        How the recall was measured: nearest rows of so many rows taken by chance, themselves not counted.
-    recall : float
-        Share of the true nearest rows that a search finds; 1 where every row is compared.
-    """
+    """How searches are answered, and with which recall."""
 
     column: str
     metric: str
-    kind: str
+    kind: str  # ``"exact"``: every row is compared; or ``"IVF_SQ"``
     n_rows: int
-    n_partitions: int = 0
-    nprobes: int = 0
-    k: int = 0
-    n_queries: int = 0
-    recall: float = 1.0
+    n_partitions: int = 0  # parts of the index; 0 where every row is compared
+    nprobes: int = 0  # number of partitions that a search looks at
+    k: int = 0  # number of nearest rows that the recall counts, the row itself not among them
+    n_queries: int = 0  # number of rows taken by chance, for which it was measured
+    recall: float = 1.0  # share of the true nearest rows that a search finds; 1 where every row is compared
 
     def __repr__(self) -> str:
         """Return one line."""
@@ -357,13 +336,7 @@ def lookup(results: Results, uids: str | Sequence[str], *, column: str = DATA) -
 
 
 def find_rows(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: ANN401  (a ResultDataset, or older results)
-    """Find the rows of uids, (n,) int64; -1 where there is none.
-
-    Raises
-    ------
-    SourceError
-        If a uid has several rows.
-    """
+    """Find the rows of uids, (n,) int64; -1 where there is none. Raises `SourceError` if a uid has several rows."""
     asked = pa.array(list(uids), pa.large_string())
     rows: NDArray[np.int64] = np.full(len(uids), -1, np.int64)
     found = (

@@ -27,86 +27,35 @@ Inputs = Callable[[TrainingBatch], Any]
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is ready to compute.
+    """A model that is ready to compute."""
 
-    Parameters
-    ----------
-    call : callable
-        Takes a `TrainingBatch`; gives a row for each of its cells, or a mapping of these by name.
-    name : str
-        What it is called in the results' facts.
-    form : {"csr", "dense", "torch", "torch-dense"}
-        What values it wants.
-    digest : str
-        SHA-256 of its weights, in hex; empty where there are none.
-    dtype : numpy.dtype or None
-        Of the values that it wants; None leaves it to the loader.
-    obs : tuple of str
-        Metadata columns that it needs.
-    check : callable
-        Called with the feature uids of each space before anything is read or written; refuses those that do not fit.
-    batch_size : int or None
-        Where it takes batches of one size only.
-    """
-
+    # takes a `TrainingBatch`; gives a row for each of its cells, or a mapping of these by name
     call: Callable[[TrainingBatch], Any]
-    name: str
-    form: OutputFormat = "dense"
-    digest: str = ""
-    dtype: "np.dtype[Any] | None" = None
-    obs: tuple[str, ...] = ()
+    name: str  # in the facts of the results
+    form: OutputFormat = "dense"  # of the values that it wants
+    digest: str = ""  # SHA-256 of its weights, in hex; empty where there are none
+    dtype: "np.dtype[Any] | None" = None  # of the values that it wants; None leaves it to the loader
+    obs: tuple[str, ...] = ()  # metadata columns that it needs
+    # called with the feature uids of each space before anything is read or written; refuses those that do not fit
     check: Callable[[Mapping[str, NDArray[np.object_]]], None] = field(default=lambda features: None)
-    batch_size: int | None = None
+    batch_size: int | None = None  # where it takes batches of one size only
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from; processes that share a run each open it.
+    """Where a model comes from; processes that share a run each open it."""
 
-    Parameters
-    ----------
-    model : callable, str or path
-        A function or a module; or where it is imported from, ``"my_package.models:Encoder"`` or ``"models.py:Encoder"``.
-    weights : str, path or None
-        State of a PyTorch module: what ``torch.save(module.state_dict(), ...)`` wrote, or ``.safetensors``.
-    options : mapping of str to object
-        Arguments with which a class is called.
-    inputs : callable or None
-        What of a batch the model is given; None takes ``batch.X``.
-    outputs : tuple of str
-        Names of what a model gives as a tuple.
-    as_ : str or None
-        What values come as; None takes dense arrays, and dense tensors for PyTorch.
-    device : str or None
-        Where a PyTorch module computes.
-    """
-
+    # a callable, a module, or where one is imported from: ``"my_package.models:Encoder"``, ``"models.py:Encoder"``
     model: Any
-    weights: str | os.PathLike[str] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Inputs | None = None
-    outputs: tuple[str, ...] = ()
-    as_: OutputFormat | None = None
-    device: str | None = None
+    weights: str | os.PathLike[str] | None = None  # state of a PyTorch module, see `read_weights`
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of a class
+    inputs: Inputs | None = None  # what of a batch the model is given; None takes ``batch.X``
+    outputs: tuple[str, ...] = ()  # names of what a model gives as a tuple
+    as_: OutputFormat | None = None  # what values come as; None takes dense arrays, and dense tensors for PyTorch
+    device: str | None = None  # where a PyTorch module computes
 
     def open(self) -> Model:
-        """Create the model.
-
-        Returns
-        -------
-        Model
-
-        Raises
-        ------
-        NotFoundError
-            If the module, the name in it or the weights are not there.
-        QueryError
-            If it is an ONNX file, or a text that names no model.
-        SourceError
-            If it is nothing that computes, or the weights do not read or do not fit.
-        MissingExtraError
-            If PyTorch or safetensors is needed and not installed.
-        """
+        """Create the model; this imports it, and reads the weights."""
         if isinstance(self.model, str | os.PathLike) and os.fspath(self.model).endswith(".onnx"):
             raise QueryError(f"{os.fspath(self.model)} is an ONNX file; run it with `engine` in place of `infer`.")
         found = import_object(self.model) if isinstance(self.model, str) else self.model
@@ -139,12 +88,7 @@ def _values(batch: TrainingBatch) -> Any:  # noqa: ANN401  (arrays or tensors)
 
 
 def name_outputs(given: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  (what any model gives)
-    """Name the outputs of a model that gives a tuple of them.
-
-    Raises
-    ------
-    SourceError
-        If it gives a tuple and nobody named its parts, or another number of them.
+    """Name the outputs of a model that gives a tuple, all of them; of a mapping, choose the named ones.
 
     Examples
     --------
@@ -181,19 +125,9 @@ def is_torch(value: object) -> bool:
 
 
 def import_object(path: str) -> Any:  # noqa: ANN401  (whatever it is)
-    """Import what a text names.
+    """Import what a text names: ``"package.module:name"``, or ``"folder/file.py:name"``.
 
-    Parameters
-    ----------
-    path : str
-        ``"package.module:name"``, or ``"folder/file.py:name"``. The code of the module runs, as with ``import``.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such module, or nothing of that name in it.
-    QueryError
-        If the text has no colon.
+    The code of the module runs, as with ``import``.
 
     Examples
     --------
@@ -251,28 +185,8 @@ def open_module(
 ) -> tuple[Callable[[Any], Any], str]:
     """Create a module with its weights, on its device, in evaluation mode.
 
-    Parameters
-    ----------
-    module : torch.nn.Module, or class of them
-        A class is called with `options`.
-    weights : str, path or None
-        Its state; None leaves it as it is.
-    options : mapping of str to object
-        Arguments of the class.
-    device : str or None
-        E.g. ``"cuda"``.
-
-    Returns
-    -------
-    callable
-        Computes without gradients.
-    str
-        SHA-256 of the weights' file; empty without.
-
-    Raises
-    ------
-    SourceError
-        If the class does not take the options, or the weights do not read or do not fit.
+    `module` is a `torch.nn.Module`, or a class of them, which is called with `options`. Returns a callable that
+    computes without gradients, and the SHA-256 of the weights' file, empty without.
     """
     import torch
 
@@ -310,24 +224,10 @@ def open_module(
 
 
 def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Read the state of a module.
+    """Read the state of a module, to the CPU; nothing but tensors is read.
 
-    Parameters
-    ----------
-    path : str or path
-        ``.safetensors``, or what ``torch.save`` wrote of a state or of a checkpoint that has one as ``state_dict``.
-
-    Returns
-    -------
-    mapping of str to torch.Tensor
-        On the CPU.
-
-    Raises
-    ------
-    SourceError
-        If the file holds anything but tensors, or is damaged.
-    MissingExtraError
-        If safetensors is needed and not installed.
+    The file is ``.safetensors``, or what ``torch.save`` wrote of a state or of a checkpoint that has one as
+    ``state_dict``.
     """
     with local_copy(path) as local:
         import torch
@@ -398,30 +298,10 @@ def open_onnx(
 ) -> Model:
     """Open an ONNX file.
 
-    Parameters
-    ----------
-    path : str or path
-        The file.
-    inputs : mapping of str to str, or None
-        Input of the model -> what of a batch it takes: ``"X"``, or a metadata column (categories as codes). None is for a model
-        with one input, which takes ``"X"``.
-    providers : sequence of str, or None
-        Execution providers of ONNX Runtime; None takes the CPU.
-
-    Returns
-    -------
-    Model
-        Its outputs are the model's; a single one is called ``data``, others by their names with ``_`` for what no column may
-        have.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file, or the model has no input of a given name.
-    SourceError
-        If the file does not read, an input is left out, or one takes something that is no tensor of numbers.
-    MissingExtraError
-        If ONNX Runtime is not installed.
+    `inputs` maps an input of the model to what of a batch it takes: ``"X"``, or a metadata column (categories as
+    codes); None is for a model with one input, which takes ``"X"``. `providers` are the execution providers of ONNX
+    Runtime; None takes the CPU. A single output is called ``data``, others by their names with ``_`` for what no column
+    may have.
     """
     path = as_path(path)
     # Large weights lie in a file beside it.

@@ -65,32 +65,18 @@ def _stored_arrays(path: str | os.PathLike[str], what: str) -> Iterator[Any]:
 
 @dataclass(frozen=True, eq=False)
 class PcaModel:
-    """Fitted principal components.
+    """Fitted principal components."""
 
-    Parameters
-    ----------
-    mean : (width,) float64
-        Mean of the sample.
-    components : (n_components, width) float64
-        Orthonormal rows; the entry of each that is largest in size is positive.
-    explained_variance, explained_variance_ratio : (n_components,) float64
-        Variance along each, descending, and its share of the total.
-    features : (width,) text
-        Feature uids of the columns; empty for results.
-    target_sum : float
-        What the counts of a cell were scaled to before log(1 + x); NaN where values were taken as they are.
-    seed, n_rows : int
-        Of the sample.
-    """
-
-    mean: NDArray[np.float64]
+    mean: NDArray[np.float64]  # (width,): of the sample
+    # (n_components, width): orthonormal rows; the entry of each that is largest in size is positive
     components: NDArray[np.float64]
-    explained_variance: NDArray[np.float64]
-    explained_variance_ratio: NDArray[np.float64]
-    features: NDArray[np.str_]
+    explained_variance: NDArray[np.float64]  # (n_components,): along each component, descending
+    explained_variance_ratio: NDArray[np.float64]  # (n_components,): share of the total variance
+    features: NDArray[np.str_]  # (width,): feature uids of the columns; empty for results
+    # what the counts of a cell were scaled to before log(1 + x); NaN where values were taken as they are
     target_sum: float
-    seed: int
-    n_rows: int
+    seed: int  # of the sample
+    n_rows: int  # of the sample
 
     @property
     def scaled_to(self) -> float | None:
@@ -98,13 +84,7 @@ class PcaModel:
         return None if np.isnan(self.target_sum) else float(self.target_sum)
 
     def transform(self, values: Any) -> NDArray[np.float32]:  # noqa: ANN401  (an array or a sparse one)
-        """Project rows, ``(k, width)`` to ``(k, n_components)``.
-
-        Raises
-        ------
-        QueryError
-            If the rows have another width.
-        """
+        """Project rows, ``(k, width)`` to ``(k, n_components)``; raise `QueryError` if they have another width."""
         if values.shape[1] != len(self.mean):
             raise QueryError(f"The model was fitted to rows of {len(self.mean):,} values, not of {values.shape[1]:,}.")
         projected = values @ self.components.T - self.mean @ self.components.T
@@ -116,15 +96,7 @@ class PcaModel:
 
 
 def load_pca(path: str | os.PathLike[str]) -> PcaModel:
-    """Read what `PcaModel.save` wrote; without unpickling.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    CorruptError
-        If it is no such model.
-    """
+    """Read what `PcaModel.save` wrote; without unpickling."""
     with _stored_arrays(path, "model of principal components") as stored:
         stored_fields = {each.name: stored[each.name] for each in fields(PcaModel)}
     if stored_fields["components"].ndim != 2 or stored_fields["components"].shape[1:] != stored_fields["mean"].shape:
@@ -145,27 +117,10 @@ def fit_pca(
     features: tuple[str, ...] = (),
     target_sum: float | None = None,
 ) -> PcaModel:
-    """Fit principal components to rows.
+    """Fit principal components to rows, (n, width), which are not changed.
 
-    Parameters
-    ----------
-    values : (n, width) array, or sparse CSR
-        The sample; it is not changed.
-    n_components : int
-        Number of components.
-    seed : int
-        Of the solvers for wide rows; narrow ones need none.
-    features : tuple of str
-        Kept with the model.
-    target_sum : float or None
-        Kept with the model.
-
-    Raises
-    ------
-    QueryError
-        If there are fewer rows or columns than components.
-    MissingExtraError
-        Without scikit-learn.
+    `seed` is for the solvers of wide rows; narrow ones need none. `features` and `target_sum` are only kept with the
+    model. Raises `QueryError` if there are fewer rows or columns than components.
 
     Examples
     --------
@@ -201,42 +156,19 @@ METRICS = get_args(UmapMetric)
 
 @dataclass(frozen=True)
 class UmapSettings:
-    """Settings of the layout.
+    """Settings of the layout."""
 
-    Parameters
-    ----------
-    n_components : int
-        Dimensions of the layout.
-    n_neighbors : int
-        Neighbours considered; more preserve the global structure, fewer the local one.
-    min_dist : float
-        Least distance of points.
-    metric : str
-        Distance of the rows.
-    seed : int
-        The same seed gives the same layout.
-    target_sum : float or None
-        What the counts of a cell are scaled to before log(1 + x); None takes values as they are.
-    features : tuple of str
-        Feature uids of the columns; empty for results.
-    """
-
-    n_components: int = 2
-    n_neighbors: int = 15
-    min_dist: float = 0.1
-    metric: str = "euclidean"
-    seed: int = 0
+    n_components: int = 2  # dimensions of the layout
+    n_neighbors: int = 15  # more preserve the global structure, fewer the local one
+    min_dist: float = 0.1  # least distance of points
+    metric: str = "euclidean"  # distance of the rows
+    seed: int = 0  # the same seed gives the same layout
+    # what the counts of a cell are scaled to before log(1 + x); None takes values as they are
     target_sum: float | None = None
-    features: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # feature uids of the columns; empty for results
 
     def check(self, n_rows: int) -> None:
-        """Check the settings.
-
-        Raises
-        ------
-        QueryError
-            For settings out of range, or fewer rows than neighbours.
-        """
+        """Raise `QueryError` for settings out of range, or fewer rows than neighbours."""
         if self.metric not in METRICS:
             raise QueryError(f"UMAP is asked for the metric {self.metric!r}; there are {', '.join(METRICS)}.")
         check_seed(self.seed)
@@ -250,16 +182,8 @@ class UmapSettings:
 class UmapModel:
     """A fitted layout.
 
-    Parameters
-    ----------
-    settings : UmapSettings
-        Settings of the fit.
-    sample : (n, width) float32
-        The rows it was fitted to.
-    layout : (n, n_components) float32
-        Their coordinates.
-    fitted : umap.UMAP or None
-        The library's object; None builds it when it is first needed.
+    `sample`, (n, width), are the rows that it was fitted to, and `layout`, (n, n_components), their coordinates.
+    `fitted` is the library's object; None builds it when it is first needed.
     """
 
     def __init__(
@@ -273,13 +197,7 @@ class UmapModel:
         self._fitted = fitted
 
     def transform(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Place rows, ``(k, width)``, among those of the sample; positions also depend on the other rows of the call.
-
-        Raises
-        ------
-        QueryError
-            If the rows have another width.
-        """
+        """Place rows, ``(k, width)``, among those of the sample; positions also depend on the other rows of the call."""
         if values.shape[1] != self.sample.shape[1]:
             raise QueryError(f"The layout is of rows of {self.sample.shape[1]:,} values, not of {values.shape[1]:,}.")
         if not len(values):
@@ -301,22 +219,7 @@ class UmapModel:
 
 
 def fit_umap(sample: NDArray[np.float32], settings: UmapSettings) -> UmapModel:
-    """Fit a layout to a sample.
-
-    Parameters
-    ----------
-    sample : (n, width) float32
-        Rows; finite.
-    settings : UmapSettings
-        Settings of the fit.
-
-    Raises
-    ------
-    QueryError
-        For settings out of range.
-    MissingExtraError
-        Without umap-learn.
-    """
+    """Fit a layout to a sample, (n, width), of finite values."""
     settings.check(len(sample))
     fitted = _fit(settings, sample)
     return UmapModel(settings, sample, np.asarray(fitted.embedding_, np.float32), fitted)
@@ -351,8 +254,8 @@ def _fit(settings: UmapSettings, sample: NDArray[np.float32], **more: Any) -> An
 def _keep_compiled() -> None:
     """Cache umap-learn's compiled functions between processes: compiling takes 14 s, loading 0.3 s.
 
-    The folder's name contains the versions, so that functions of other versions are never loaded; where no folder can be
-    written, everything is compiled again.
+    The folder's name contains the versions, so that functions of other versions are never loaded; where no folder can
+    be written, everything is compiled again.
     """
     import numba
     from numba.core.dispatcher import Dispatcher
@@ -378,15 +281,7 @@ def _keep_compiled() -> None:
 
 
 def load_umap(path: str | os.PathLike[str]) -> UmapModel:
-    """Read what `UmapModel.save` wrote; without unpickling.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    CorruptError
-        If it is no such model.
-    """
+    """Read what `UmapModel.save` wrote; without unpickling."""
     with _stored_arrays(path, "layout") as stored:
         stored_settings, sample, layout = json.loads(str(stored["settings"])), stored["sample"], stored["layout"]
         settings = UmapSettings(**{**stored_settings, "features": tuple(stored_settings["features"])})
@@ -599,12 +494,7 @@ def umap(
 
 
 def sample_rows(n: int, sample_size: int, seed: int) -> NDArray[np.int64]:
-    """Choose random rows, ascending; all if there are no more than `sample_size`.
-
-    Raises
-    ------
-    QueryError
-        For a sample of less than two rows.
+    """Choose random rows, ascending; all if there are no more than `sample_size`, which is at least two.
 
     Examples
     --------

@@ -39,15 +39,7 @@ class Vectors(Protocol):
 
 
 class ResultVectors:
-    """Rows of an output of results, each flattened.
-
-    Parameters
-    ----------
-    dataset : ResultDataset
-        The results.
-    column : str or None
-        Output; None takes ``data``.
-    """
+    """Rows of an output of results, each flattened; a `column` of None takes ``data``."""
 
     def __init__(self, dataset: Any, column: str | None) -> None:  # noqa: ANN401  (a ResultDataset, or older results)
         self.dataset = dataset
@@ -80,12 +72,7 @@ class ResultVectors:
 class QueryVectors:
     """Rows of one feature space of a query: an embedding's, or the values of features.
 
-    Parameters
-    ----------
-    query : Query
-        Which cells, and which feature space.
-    features : sequence of str
-        Feature uids that a model was fitted with, in their order; none takes the query's.
+    `features` are the feature uids that a model was fitted with, in their order; none takes the query's.
     """
 
     def __init__(self, query: Query, features: Sequence[str] = ()) -> None:
@@ -123,23 +110,10 @@ class QueryVectors:
 
 
 def open_vectors(source: VectorSource, column: str | None = None, features: Sequence[str] = ()) -> Vectors:
-    """Open what is to be reduced.
+    """Open what is to be reduced: results, the folder of some, or cells.
 
-    Parameters
-    ----------
-    source : ResultDataset, str, path or Query
-        Results, the folder of some, or cells.
-    column : str or None
-        Output of the results.
-    features : sequence of str
-        Feature uids, in order, that the rows of a query must have; none where any will do.
-
-    Raises
-    ------
-    QueryError
-        For a column of a query, or one that the results do not have.
-    SourceError
-        If there are no rows, or they are no numbers.
+    `column` is an output of the results. `features` are the feature uids, in order, that the rows of a query must have;
+    none where any will do.
     """
     if isinstance(source, Query):
         if column is not None:
@@ -149,24 +123,12 @@ def open_vectors(source: VectorSource, column: str | None = None, features: Sequ
 
 
 def open_results(results: Any) -> Any:  # noqa: ANN401  (a ResultDataset, or older results)
-    """Open results by the folder that they are in; what is open already comes back as it is.
-
-    Raises
-    ------
-    NotFoundError
-        If there are none.
-    """
+    """Open results by the folder that they are in; what is open already comes back as it is."""
     return load_results_dataset({}, results) if isinstance(results, str | os.PathLike) else results
 
 
 def output_getter(dataset: Any, column: str) -> Any:  # noqa: ANN401  (a method)
-    """Return the method that reads an output.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such output.
-    """
+    """Return the method that reads an output."""
     get = getattr(dataset, f"get_{column}", None)
     if get is None:
         raise NotFoundError(f"{dataset!r} has no output {column!r}.")
@@ -196,21 +158,10 @@ def log_normalize(values: Any, target_sum: float | None) -> Any:  # noqa: ANN401
 
 
 def check_finite(values: Any, rows: NDArray[np.int64], what: str) -> None:  # noqa: ANN401  (an array or a sparse one)
-    """Refuse values that are not finite, by the row.
+    """Raise `SourceError`, which names the first such row, for values that are not finite.
 
-    Parameters
-    ----------
-    values : (k, width) array or sparse CSR
-        Values.
-    rows : (k,) int64
-        Numbers of the rows, for the message.
-    what : str
-        Who refuses.
-
-    Raises
-    ------
-    SourceError
-        Naming the first such row.
+    `values` are (k, width), dense or sparse CSR. `rows`, (k,), are the numbers of the rows, and `what` says who
+    refuses, for the message.
     """
     sparse = hasattr(values, "indptr")
     held = np.isfinite(values.data if sparse else values)

@@ -67,11 +67,11 @@ class GeometryKind(AssetKind[GeometryRecord]):
         return record.uid in datasets if record.uid in own else bool(datasets & set(own))
 
     def find(self, catalog: Catalog, name: str) -> list[GeometryRecord]:
-        """Return the stores that a name refers to, over all datasets: stores of that name and stores of the feature space of that name.
+        """Return the stores of a name or feature space over all datasets; a name that matches none is refused.
 
-        If a dataset has a store with exactly this name, its other stores are not returned, so that cell outlines are not mixed
-        with nuclei. For other datasets all stores of the feature space are returned; `rows_of_stores` refuses a cell that has
-        shapes in two of them.
+        If a dataset has a store with exactly this name, its other stores are not returned, so that cell outlines are
+        not mixed with nuclei. For other datasets all stores of the feature space are returned; `rows_of_stores` refuses
+        a cell that has shapes in two of them.
         """
         records = self.visible(catalog)
         having = {uid for record in records if record.name == name for uid in record.cells_of}
@@ -100,13 +100,7 @@ class GeometryKind(AssetKind[GeometryRecord]):
         return f"drop_geometry({record.name!r})"
 
     def check_records(self, catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
-        """Check that names are unique in each dataset, and that every store has its column and feature space.
-
-        Returns
-        -------
-        list of Problem
-            Rules ``duplicate-geometry``, ``geometry-column``, ``unknown-space``, ``group-name``.
-        """
+        """Check that names are unique in each dataset, and that every store has its column and feature space."""
         schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
         pointers, columns = pointer_columns(schema), set(geometry_columns(schema))
         problems = []
@@ -128,12 +122,8 @@ class GeometryKind(AssetKind[GeometryRecord]):
     def check_cells(self, catalog: Catalog, records: Sequence[GeometryRecord], *, values: bool) -> list[Problem]:
         """Check every visible store's root, and the pointers of the cells to it.
 
-        Pointers to an unregistered store are not a problem: nothing follows them, and `repair` removes them.
-
-        Returns
-        -------
-        list of Problem
-            Rules ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``.
+        Pointers to an unregistered store are not a problem: nothing follows them, and `repair` removes them. The rules
+        are ``missing-store``, ``geometry-count``, ``geometry-box`` and ``geometry-object``.
         """
         known = {record.uid for record in read_records(catalog)}
         schema = catalog.tables.schema(CELLS)
@@ -155,24 +145,10 @@ class GeometryKind(AssetKind[GeometryRecord]):
     def drop(self, catalog: Catalog, name: str, dataset: str | None = None) -> "MaintenanceReport":
         """Remove geometry from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
 
-        The record is removed first, which makes the shapes invisible at once; then the pointers of the cells. If the process
-        dies in between, nothing follows the remaining pointers and `repair` removes them.
-
-        Parameters
-        ----------
-        catalog : Catalog
-            At the tip.
-        name : str
-            Its name, or its feature space.
-        dataset : str or None
-            Only of this dataset, by name or uid; None removes every store of the name.
-
-        Raises
-        ------
-        NotFoundError
-            If there is none.
-        QueryError
-            If its objects are the cells of a dataset, which must be dropped with `drop_dataset`.
+        `name` is a name or a feature space, and `dataset`, by name or uid, restricts it to one dataset. Stores whose
+        objects are the cells of a dataset are refused with a `QueryError`: only `drop_dataset` removes these. The
+        record is removed first, which makes the shapes invisible at once; then the pointers of the cells. If the
+        process dies in between, nothing follows the remaining pointers and `repair` removes them.
         """
         catalog = catalog.session("drop_geometry")
         records = self.find(catalog, name)
@@ -247,13 +223,7 @@ GEOMETRY = GeometryKind()
 
 
 def default_geometry(catalog: Catalog) -> str:
-    """Return the only geometry of the atlas, or its only feature space.
-
-    Raises
-    ------
-    QueryError
-        If there are several, or none.
-    """
+    """Return the only geometry of the atlas, or its only feature space; raise `QueryError` if there are several, or none."""
     records = GEOMETRY.visible(catalog)
     names = sorted({record.name for record in records})
     spaces = sorted({record.space for record in records})
@@ -269,26 +239,11 @@ def default_geometry(catalog: Catalog) -> str:
 def rows_of_stores(
     records: Sequence[GeometryRecord], table: pa.Table, name: str
 ) -> list[tuple[GeometryRecord, NDArray[np.int64]]]:
-    """Return the rows of the cells that have shapes in each store.
+    """Return the rows of the cells that have shapes in each store; stores without any are left out.
 
-    Parameters
-    ----------
-    records : sequence of GeometryRecord
-        Stores from `GEOMETRY.find`.
-    table : pyarrow.Table
-        Cells, with ``<column>.zarr_group`` of every record, and ``uid`` for the message.
-    name : str
-        Name that was asked for.
-
-    Returns
-    -------
-    list of (GeometryRecord, (n,) int64)
-        Stores that have at least one of the rows.
-
-    Raises
-    ------
-    QueryError
-        If a cell has shapes in several stores.
+    `records` are stores from `GEOMETRY.find`, and `name` is what was asked for. `table` has the cells, with
+    ``<column>.zarr_group`` of every record, and ``uid`` for the message. A cell with shapes in several stores is a
+    `QueryError`.
     """
     parts = []
     # -1: no store yet; else the position in `records` of the store that has shapes of the cell.
@@ -323,10 +278,7 @@ def groups_in_use(catalog: Catalog, groups: Iterable[str], grace: timedelta = GR
 def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
     """Set pointers to missing stores to null, and drop empty columns that belong to no store or feature space.
 
-    Returns
-    -------
-    int
-        Number of cells that lost a pointer.
+    The result is the number of cells that lost a pointer.
     """
     n_cleared = 0
     for column in geometry_columns(catalog.tables.schema(CELLS)):
@@ -393,10 +345,7 @@ _OBJECTS = {"raggedatlas.wings.vectors.geometry": "Geometry", "raggedatlas.wings
 def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
     """Return whether something is geometry: shapes in memory, or a zarr-vectors store, shapes or points by path or URI.
 
-    Raises
-    ------
-    StoreError
-        If an object store cannot be asked.
+    Raises `StoreError` if an object store cannot be asked; anything else without a readable root is not geometry.
     """
     if not isinstance(source, str | os.PathLike):
         return any(

@@ -62,13 +62,7 @@ GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "rec
 
 
 def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
-    """Write the store to its group; a store on disk is copied byte for byte.
-
-    Raises
-    ------
-    ConflictError
-        If the store changed since it was read.
-    """
+    """Write the store to its group; a store on disk is copied byte for byte, and refused with `ConflictError` if it changed since."""
     record, source = plan.record, plan.source
     place = catalog.arrays.child(*record.zarr_group.split("/"))
     if source.location is not None:
@@ -85,17 +79,7 @@ def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
 
 
 def pointer_values(source: GeometrySource, rows: NDArray[np.int64], record: GeometryRecord) -> pa.StructArray:
-    """Build pointers to some objects of a store.
-
-    Parameters
-    ----------
-    source : GeometrySource
-        The shapes.
-    rows : (n,) int64
-        Rows of the objects.
-    record : GeometryRecord
-        Of the store.
-    """
+    """Build pointers to the objects in some rows of a store."""
     ids = source.shapes.ids
     assert ids is not None
     lo, hi = source.bounds
@@ -115,12 +99,9 @@ def pointer_values(source: GeometrySource, rows: NDArray[np.int64], record: Geom
 
 
 def write_pointers(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> GeometryRecord:
-    """Write the pointers of existing cells in one commit; no pointer to another store that can be seen is overwritten.
+    """Write the pointers of existing cells in one commit, and return the record with the column that was taken.
 
-    Returns
-    -------
-    GeometryRecord
-        With the column that was taken.
+    No pointer to another store that can be seen is overwritten.
     """
     uids = plan.uids
     pointers = pointer_values(plan.source, plan.objects, record)
@@ -156,24 +137,12 @@ def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: i
 
 @dataclass(frozen=True)
 class NewCells:
-    """Cells that are made of objects, a dataset of their own.
+    """Cells that are made of objects, a dataset of their own."""
 
-    Parameters
-    ----------
-    name : str
-        Of their dataset.
-    frame : pyarrow.Table
-        Their names and attributes, one row for each cell.
-    plans : sequence of ColumnPlan
-        What becomes of the attributes.
-    left : tuple of str
-        Attributes that become no columns.
-    """
-
-    name: str = ""
-    frame: pa.Table = field(default_factory=lambda: pa.table({}))
-    plans: Sequence[ColumnPlan] = ()
-    left: tuple[str, ...] = ()
+    name: str = ""  # of their dataset
+    frame: pa.Table = field(default_factory=lambda: pa.table({}))  # names and attributes, one row for each cell
+    plans: Sequence[ColumnPlan] = ()  # what becomes of the attributes
+    left: tuple[str, ...] = ()  # attributes that become no columns
 
     @property
     def n(self) -> int:
@@ -194,17 +163,9 @@ class NewCells:
 class GeometryAttachment(Attachment[GeometryReport]):
     """A geometry store, or shapes in memory, whose objects cells point to.
 
-    The store is copied as it is under a group of its own, then cells get their pointers in one commit, then its row in
-    ``_geometry`` makes it visible (with new cells: the record of their dataset, after it).
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : Shapes, Geometry, str or path
-        Shapes in memory, or a zarr-vectors store of either layout.
-    options : GeometryOptions
-        The caller's choices.
+    `source` is Shapes, a Geometry, or the path or URI of a zarr-vectors store of either layout or of a file of shapes.
+    `catalog` is at the tip. The store is copied as it is under a group of its own, then cells get their pointers in one
+    commit, then its row in ``_geometry`` makes it visible (with new cells: the record of their dataset, after it).
     """
 
     def __init__(self, catalog: Catalog, source: Any, options: GeometryOptions) -> None:  # noqa: ANN401
@@ -226,12 +187,8 @@ class GeometryAttachment(Attachment[GeometryReport]):
     def plan_cells(self, replaces: Sequence[GeometryRecord]) -> None:
         """Decide what the new cells will be.
 
-        Raises
-        ------
-        SchemaError
-            If an attribute clashes with a cell column.
-        DuplicateError
-            If a dataset is called so already, or the same cells were made before.
+        Raises `SchemaError` if an attribute clashes with a cell column, and `DuplicateError` if a dataset has the name
+        already.
         """
         fresh, shapes = self.decided.fresh, self.shapes.shapes
         if not len(fresh):
@@ -335,13 +292,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         return find_replaced(self.record, list(old), self.choices)
 
     def _dataset_name(self, datasets: Iterable[DatasetRecord], replaces: Sequence[GeometryRecord]) -> str:
-        """Choose the name of the dataset of new cells.
-
-        Raises
-        ------
-        DuplicateError
-            If the name that the caller chose is taken.
-        """
+        """Choose the name of the dataset of new cells; raise `DuplicateError` if the name that the caller chose is taken."""
         gone = {old.uid for old in replaces}
         taken = {record.name for record in datasets if record.uid not in gone}
         asked = self.choices.dataset if self.choices.link is None else None
@@ -528,13 +479,7 @@ def count(
 
 
 def _count_genes(shapes: Shapes, genes: str, gene_names: Sequence[str] | None) -> "tuple[csr_matrix[Any], list[str]]":
-    """Count the points of every object by gene, a bounded number of points at once.
-
-    Raises
-    ------
-    NotFoundError, SourceError, CorruptError
-        As in `transcripts_to_counts`.
-    """
+    """Count the points of every object by gene, a bounded number of points at once; errors are as in `transcripts_to_counts`."""
     from scipy.sparse import csr_matrix
 
     attribute = shapes.vertex_attributes.get(genes)
@@ -573,8 +518,9 @@ def _count_genes(shapes: Shapes, genes: str, gene_names: Sequence[str] | None) -
 class TranscriptAttachment(GeometryAttachment):
     """Transcripts with their counts: new cells with expression that point to their transcripts.
 
-    The counts are a dataset like that of a file: their genes are registered features, found by the same rules. The record of
-    this dataset is the last write, and makes cells, counts and transcripts visible at once. It is an `AttachedColumns`.
+    The counts are a dataset like that of a file: their genes are registered features, found by the same rules. The
+    record of this dataset is the last write, and makes cells, counts and transcripts visible at once. It is an
+    `AttachedColumns`.
     """
 
     def __init__(self, catalog: Catalog, source: Any, options: GeometryOptions) -> None:  # noqa: ANN401

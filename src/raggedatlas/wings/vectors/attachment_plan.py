@@ -49,47 +49,21 @@ from raggedatlas.wings.vectors.writer import write
 
 @dataclass(frozen=True)
 class GeometrySource:
-    """What is to be added, with one object for each cell.
+    """What is to be added, with one object for each cell."""
 
-    Parameters
-    ----------
-    shapes : Shapes
-        The finest level, by object; regrouped by cell where a vertex attribute tells the cells.
-    levels : (B,) int16
-        Coarsest level that still holds each object.
-    axes : tuple of str
-        Names of the space axes.
-    layout, n_levels : str, int
-        Of the store.
-    uri, name : str
-        Where it came from, and what it is called.
-    digest : str
-        SHA-256 over what is stored.
-    location : Location or None
-        The store on disk; None for shapes in memory.
-    geometry : Geometry or None
-        Shapes in memory.
-    n_unassigned : int
-        Vertices that belong to no cell.
-    left : tuple of str
-        What was not read of the file, and whether its vertices are numbered anew, one line each.
-    index : str
-        Name of the ids in the file: of the index of a frame.
-    """
-
-    shapes: Shapes
-    levels: NDArray[np.int16]
-    axes: tuple[str, ...]
-    layout: str
+    shapes: Shapes  # the finest level, by object; regrouped by cell where a vertex attribute tells the cells
+    levels: NDArray[np.int16]  # (B,): coarsest level that still holds each object
+    axes: tuple[str, ...]  # names of the space axes
+    layout: str  # of the store
     n_levels: int
     uri: str
     name: str
-    digest: str
-    location: Location | None = None
-    geometry: Geometry | None = None
-    n_unassigned: int = 0
-    left: tuple[str, ...] = ()
-    index: str = OBJECT_ID
+    digest: str  # SHA-256 over what is stored
+    location: Location | None = None  # the store on disk; None for shapes in memory and files of shapes
+    geometry: Geometry | None = None  # shapes in memory; None for a store on disk
+    n_unassigned: int = 0  # vertices that belong to no cell
+    left: tuple[str, ...] = ()  # what was not read of the file, and whether its vertices are renumbered, one line each
+    index: str = OBJECT_ID  # name of the ids in the file: of the index of a frame
 
     @property
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -100,26 +74,13 @@ class GeometrySource:
 def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: str = "0.9") -> GeometrySource:  # noqa: ANN401
     """Read what is to be added.
 
-    Parameters
-    ----------
-    source : Shapes, Geometry, str or path
-        Shapes in memory, a file of shapes or points, an element of SpatialData, or a store.
-    owner : str
-        Vertex attribute that tells the cell of a point; empty where objects are cells.
-    unassigned : value, or None
-        Value of this attribute where a point belongs to no cell, in addition to negative numbers, the greatest unsigned one, and missing
-        ones.
-    layout : str
-        Of a store that is made of shapes in memory.
+    `source` is Shapes, a Geometry, a file of shapes or points, an element of SpatialData, or a store. `owner` is the
+    vertex attribute that tells the cell of a point; empty where objects are cells. `unassigned` is its value, or a list
+    of values, where a point belongs to no cell, in addition to negative numbers, the greatest unsigned one, and missing
+    ones. `layout` is that of a store that is made of shapes in memory.
 
-    Raises
-    ------
-    SourceError
-        If there are no objects.
-    NotFoundError
-        If there is no such attribute, or no store.
-    ValuesError
-        If a position is not finite.
+    Raises `SourceError` if there are no objects, `NotFoundError` if there is no such attribute or store, and
+    `ValuesError` if a position is not finite.
     """
     uri, name = "shapes in memory", "shapes"
     content = None
@@ -179,20 +140,9 @@ def _read_shapes(path: AnyPath) -> Content:
 def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[Shapes, int]:  # noqa: ANN401
     """Put points together by the cell that a vertex attribute tells.
 
-    Parameters
-    ----------
-    shapes : Shapes
-        Points.
-    owner : str
-        Vertex attribute: whole numbers, or categories.
-    unassigned : value, or None
-        What it holds for no cell.
-
-    Returns
-    -------
-    (Shapes, int)
-        One object for each cell, ascending by its number, with the categories as the object attribute `owner`; and how many points
-        belong to none.
+    The attribute `owner` has whole numbers or categories; `unassigned` is what it holds for no cell. The result has one
+    object for each cell, ascending by its number, with the categories as the object attribute `owner`; and how many
+    points belong to none.
 
     Examples
     --------
@@ -269,15 +219,9 @@ def object_bounds(shapes: Shapes) -> tuple[NDArray[np.float64], NDArray[np.float
 def object_centroids(shapes: Shapes, *, closed: bool = False) -> NDArray[np.float64]:
     """Return the centre of every object, (B, D); NaN where it has no vertex.
 
-    Polygons, and lines that end where they begin, have the centre of their area, holes taken out; anything else, and what has no area, the
-    mean of its vertices.
-
-    Parameters
-    ----------
-    shapes : Shapes
-        B objects.
-    closed : bool
-        Whether every line is an outline, whose last vertex is joined with the first.
+    Polygons, and lines that end where they begin, have the centre of their area, holes taken out; anything else, and
+    what has no area, the mean of its vertices. If `closed`, every line is an outline, whose last vertex is joined with
+    the first.
 
     Examples
     --------
@@ -414,80 +358,36 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class GeometryPlan:
-    """Plan of what adding geometry will write.
+    """Plan of what adding geometry will write."""
 
-    Parameters
-    ----------
-    record : GeometryRecord
-        Its row, but for what writing finds out.
-    source : GeometrySource
-        The shapes.
-    uids : pyarrow.Array
-        Cells that are there and get a pointer.
-    objects : (n,) int64
-        Row of the object of each of these.
-    fresh : (k,) int64
-        Rows of the objects that become new cells.
-    notes : tuple of str
-        For the report.
-    """
-
-    record: GeometryRecord
+    record: GeometryRecord  # its row, without what only writing finds out
     source: GeometrySource
-    uids: pa.Array
-    objects: NDArray[np.int64]
-    fresh: NDArray[np.int64]
-    notes: tuple[str, ...] = ()
+    uids: pa.Array  # existing cells that get a pointer
+    objects: NDArray[np.int64]  # (n,): row of the object of each of these cells
+    fresh: NDArray[np.int64]  # (k,): rows of the objects that become new cells
+    notes: tuple[str, ...] = ()  # for the report
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Which cells go with which objects.
-
-    Parameters
-    ----------
-    uids : pyarrow.Array
-        The cells.
-    objects : (n,) int64
-        The object of each.
-    counts : mapping of str to int
-        Dataset uid -> its cells among them.
-    fresh : (k,) int64
-        Objects that become new cells.
-    link : mapping of str to str
-        Cell column and object attribute (empty: ids).
-    notes : tuple of str
-        For the report.
-    """
+    """Which cells go with which objects."""
 
     uids: pa.Array
-    objects: NDArray[np.int64]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    objects: NDArray[np.int64]  # (n,): row of the object of each cell
+    counts: Mapping[str, int] = field(default_factory=dict)  # dataset uid -> its cells among them
+    # (k,): rows of the objects that become new cells
     fresh: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    link: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    link: Mapping[str, str] = field(default_factory=dict)  # cell column -> object attribute; empty: the ids
+    notes: tuple[str, ...] = ()  # for the report
 
 
 def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -> GeometryPlan:
     """Decide what adding geometry will write.
 
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    source : GeometrySource
-        What was read.
-    options : GeometryOptions
-        The caller's choices.
-
-    Raises
-    ------
-    NotFoundError
-        For an unknown feature space, dataset, link column or object attribute.
-    SchemaError, NameRefusedError
-        For a space that is no geometry's, takes other geometry types, or a name that cannot be a column's.
-    SourceError
-        For values of the link that stand twice, objects without a cell, cells without a shape, and more than four axes.
+    `catalog` is at the tip. Raises `NotFoundError` for an unknown feature space, dataset, link column or object
+    attribute; `SchemaError` or `NameRefusedError` for a space that is not for geometry or takes other geometry types,
+    or a name that cannot be a column's; `SourceError` for values of the link that occur twice, objects without a cell,
+    cells without a shape, and more than four axes.
     """
     shapes = source.shapes
     if shapes.n_dims > len(AXES):
@@ -656,10 +556,7 @@ def _link(source: GeometrySource, link: Any) -> tuple[str, str]:  # noqa: ANN401
 def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa.Array, pa.Array]:
     """Return ids of objects and values of cells in one type: integers unchanged, anything else as text.
 
-    Raises
-    ------
-    SourceError
-        If one of them is neither text nor integers; see `integer_ids` for floats.
+    Raises `SourceError` if one of them is neither text nor integers; see `integer_ids` for floats.
 
     Examples
     --------
@@ -744,19 +641,8 @@ def find_replaced(
 ) -> list[GeometryRecord] | None:
     """Decide what existing geometry a store replaces; None where the store itself is skipped.
 
-    Parameters
-    ----------
-    record : GeometryRecord
-        Row of the registry of what is to be added, as it is known by now.
-    old : sequence of GeometryRecord
-        What can be seen.
-    options : GeometryOptions
-        The caller's choices.
-
-    Raises
-    ------
-    DuplicateError
-        If there is something, and it may be neither left nor replaced.
+    `record` is the row of the registry of what is to be added, as far as it is known, and `old` is what can be seen.
+    Raises `DuplicateError` if there is something that may be neither left nor replaced.
     """
     # The uid of the record itself is the dataset of new cells, which no other store can have.
     own = set(record.cells_of) - {record.uid}

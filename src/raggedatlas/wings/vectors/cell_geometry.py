@@ -44,31 +44,13 @@ def read_shapes(
 ) -> Shapes:  # fmt: skip
     """Read the shapes of the cells that a query chooses.
 
-    Parameters
-    ----------
-    spec : QuerySpec
-        Which cells, in which order.
-    catalog : Catalog
-        At a version.
-    name : str
-        Of the geometry, or its feature space.
-    level, budget : int or None
-        Which level, or how many vertices a store may have at most; see `VectorStore`. A store with fewer levels returns its coarsest.
-    attributes : sequence of str or None
-        Which attributes; None takes all.
+    `name` is that of a geometry or its feature space; None takes the only one. `level` and `budget` are as in
+    `VectorStore`; a store with fewer levels returns its coarsest, and both are ignored for points that carry the id of
+    their cell. `attributes` None takes all.
 
-    Returns
-    -------
-    Shapes
-        Object ``i`` is that of row ``i``, with the ids 0, 1, 2, ...; empty for a cell without. Object attributes ``uid``,
-        ``object_id`` (-1 without) and ``present`` say whose it is.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such geometry.
-    QueryError
-        If stores of several kinds or numbers of axes are touched, or a cell has shapes in several of them.
+    Object ``i`` is that of row ``i``, with the ids 0, 1, 2, ...; empty for a cell without. Object attributes ``uid``,
+    ``object_id`` (-1 without) and ``present`` say whose it is. Raises `QueryError` if stores of several kinds or
+    numbers of axes are touched, or a cell has shapes in several of them.
     """
     name = default_geometry(catalog) if name is None else name
     records = GEOMETRY.find(catalog, name)
@@ -139,13 +121,7 @@ def read_objects(
     budget: int | None = None,
     attributes: Sequence[str] | None = None,
 ) -> Shapes:
-    """Read some objects of one store, in the given order; objects that a coarse level dropped are empty.
-
-    Raises
-    ------
-    QueryError
-        If a level and a budget are asked for, or a level below 0.
-    """
+    """Read some objects of one store, in the given order; objects that a coarse level dropped are empty."""
     store = store_of(catalog, record)
     if level is not None and budget is not None:
         raise QueryError("Give a level or a budget of vertices, not both.")
@@ -301,30 +277,14 @@ def _piece(
 
 @dataclass(frozen=True)
 class Box:
-    """A box with both ends inclusive.
-
-    Parameters
-    ----------
-    lo, hi : tuple of 2 to 4 floats
-        Corners in world units, in the order of the store's axes.
-    """
+    """A box with both ends inclusive; corners are in world units, in the order of the store's axes, with 2 to 4 numbers."""
 
     lo: tuple[float, ...]
     hi: tuple[float, ...]
 
     @classmethod
     def of(cls, bbox: ArrayLike) -> "Box":
-        """Parse a box from a sequence of numbers.
-
-        Parameters
-        ----------
-        bbox : (2 D,) or (2, D) floats
-            Least corner, then greatest: ``(xmin, ymin, xmax, ymax)`` or ``((xmin, ymin), (xmax, ymax))``.
-
-        Raises
-        ------
-        QueryError
-            If it is no such box of 2 to 4 axes, or ends before it begins.
+        """Parse a box from numbers: ``(xmin, ymin, xmax, ymax)`` or ``((xmin, ymin), (xmax, ymax))``, of 2 to 4 axes.
 
         Examples
         --------
@@ -350,27 +310,13 @@ class Box:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Within(Filter):
-    """Cells whose shape intersects a box.
-
-    Parameters
-    ----------
-    box : Box
-        The box.
-    name : str
-        Of the geometry.
-    records : tuple of GeometryRecord
-        The stores to compare.
-    by : {"bbox", "centroid", "exact"}
-        What is compared.
-    catalog : Catalog
-        Where shapes are read, for ``exact``.
-    """
+    """Cells whose shape intersects a box."""
 
     box: Box
-    name: str
-    records: tuple[GeometryRecord, ...]
-    by: By
-    catalog: Catalog
+    name: str  # of the geometry
+    records: tuple[GeometryRecord, ...]  # the stores to compare
+    by: By  # what is compared: boxes, centroids or exact shapes
+    catalog: Catalog  # where shapes are read, for "exact"
     _memo: dict[str, str] = field(default_factory=dict)
 
     def _sql(self, columns: Columns, depth: int) -> str:
@@ -422,13 +368,7 @@ class Within(Filter):
 def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
     """Make the filter of `Query.within`, after checking the arguments.
 
-    Raises
-    ------
-    QueryError
-        For a box that is none, more axes than a store has, an unknown `by`, or stores of which a cell that the query has chosen so far
-        has several.
-    NotFoundError
-        If there is no such geometry.
+    Also raises `QueryError` if a cell that the query has chosen so far has shapes in several of the stores.
     """
     if by not in {"bbox", "centroid", "exact"}:
         raise QueryError(f"within takes by='bbox', 'centroid' or 'exact', not {by!r}.")
@@ -466,21 +406,12 @@ Floats = NDArray[np.float64]
 
 
 def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = False) -> NDArray[np.bool_]:
-    """Test which objects intersect a box, both ends inclusive.
+    """Test which objects intersect a box, both ends inclusive: (B,) bool.
 
-    Parameters
-    ----------
-    shapes : Shapes
-        B objects.
-    lo, hi : (D',) float
-        Corners; D' may be fewer than the axes of the shapes, whose other axes are ignored.
-    closed : bool
-        Whether lines and graphs of two axes are outlines: what they enclose counts, and the last vertex of a line is joined with the first.
-        The vertex attribute ``part`` of a graph tells the parts of a polygon; what an even number of rings of a part encloses is a hole.
-
-    Returns
-    -------
-    (B,) bool
+    `lo` and `hi` are (D',); D' may be fewer than the axes of the shapes, whose other axes are ignored. If `closed`,
+    lines and graphs are outlines: the last vertex of a line is joined with the first, and for a box of two axes what
+    they enclose counts. The vertex attribute ``part`` of a graph tells the parts of a polygon; what an even number of
+    rings of a part encloses is a hole.
 
     Examples
     --------
@@ -517,12 +448,8 @@ def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fal
 def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[np.bool_]:
     """Test which edges or triangles intersect a box: exact in two and three axes, by separating axes.
 
-    Parameters
-    ----------
-    corners : (n, k, D) float
-        k = 2 for edges, 3 for triangles. Beyond three axes, boxes along the further ones are compared.
-    lo, hi : (D,) float
-        Corners of the box.
+    `corners` is (n, k, D): k = 2 for edges, 3 for triangles. Beyond three axes, boxes along the further ones are
+    compared.
 
     Examples
     --------
@@ -584,12 +511,7 @@ def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[N
 def choose_centroids(catalog: Catalog, space: str | None) -> str:
     """Return the name of the geometry whose centroids are asked for; None takes the only one.
 
-    Raises
-    ------
-    NotFoundError
-        If there is no such geometry.
-    QueryError
-        If its stores have different numbers of axes.
+    Raises `QueryError` if its stores have different numbers of axes.
     """
     name = default_geometry(catalog) if space is None else space
     axes = {len(record.axes) for record in GEOMETRY.find(catalog, name)}

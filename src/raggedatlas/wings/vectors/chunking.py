@@ -99,22 +99,12 @@ def stable_order(codes: NDArray[np.int64], top: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ChunkCodes:
-    """Chunks of positions, as integer codes that increase with the keys.
+    """Chunks of positions, as integer codes that increase with the keys; they vary fastest on the last axis."""
 
-    Parameters
-    ----------
-    codes : (N,) int64
-        Code of the chunk of each vertex, below `top`.
-    top : int
-        Exclusive upper bound of the codes.
-    low, spans : (D,) int64
-        Smallest key, and number of chunks on each axis; codes vary fastest on the last axis.
-    """
-
-    codes: NDArray[np.int64]
-    top: int
-    low: NDArray[np.int64]
-    spans: NDArray[np.int64]
+    codes: NDArray[np.int64]  # (N,): code of the chunk of each vertex, below `top`
+    top: int  # exclusive upper bound of the codes
+    low: NDArray[np.int64]  # (D,): smallest key on each axis
+    spans: NDArray[np.int64]  # (D,): number of chunks on each axis
 
     def keys(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the keys of some codes: (n, D)."""
@@ -128,10 +118,8 @@ class ChunkCodes:
 def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
     """Return the chunks of positions, axis by axis, without building a table of keys.
 
-    Raises
-    ------
-    ValuesError
-        If there are 2**62 chunks or more between the smallest and the largest key.
+    Raises `ValuesError` if there are 2**62 chunks or more between the smallest and the largest key, or a position is
+    not finite.
     """
     sizes = np.asarray(edges, np.float64)
     n_dims = positions.shape[1]
@@ -185,15 +173,9 @@ def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """Lookup of rows in a table of keys.
+    """Lookup of rows in a table of keys."""
 
-    Parameters
-    ----------
-    keys : (n, K) int64
-        Unique, ascending.
-    """
-
-    keys: NDArray[np.int64]
+    keys: NDArray[np.int64]  # (n, K): unique, ascending
 
     def find(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row of each wanted key, or -1: (m,) int64."""
@@ -218,36 +200,21 @@ ORDERED_KINDS = (*SEQUENTIAL, "skeleton")
 
 @dataclass(frozen=True)
 class Grid:
-    """Chunk grid and link policy of a level.
+    """Chunk grid and link policy of a level."""
 
-    Parameters
-    ----------
-    chunk_shape : tuple of float
-        Edge lengths of a chunk.
-    bin_shape : tuple of float or None
-        Edge lengths of a bin; None: one bin per chunk.
-    boundary : str
-        Policy for links across chunks.
-    identity : bool
-        Whether object ids are fragment numbers.
-    """
-
-    chunk_shape: tuple[float, ...]
-    bin_shape: tuple[float, ...] | None = None
-    boundary: str = "explicit_links"
-    identity: bool = False
+    chunk_shape: tuple[float, ...]  # edge lengths of a chunk
+    bin_shape: tuple[float, ...] | None = None  # edge lengths of a bin; None: one bin per chunk
+    boundary: str = "explicit_links"  # policy for links across chunks
+    identity: bool = False  # whether object ids are fragment numbers
 
 
 @dataclass(frozen=True)
 class ChunkedLevel:
-    """A level divided into chunks, and the position of each vertex in it.
-
-    level; source: (N',) vertex of each stored row; repeated: (n, 2) vertex and stored row of rows stored again elsewhere.
-    """
+    """A level divided into chunks, and the position of each vertex in it."""
 
     level: Level
-    source: NDArray[np.int64]
-    repeated: NDArray[np.int64]
+    source: NDArray[np.int64]  # (N',): vertex of each stored row
+    repeated: NDArray[np.int64]  # (n, 2): vertex and stored row of rows stored again elsewhere
 
     @cached_property
     def where(self) -> NDArray[np.int64]:
@@ -276,30 +243,24 @@ class ChunkedLevel:
 
 @dataclass(frozen=True)
 class _StoredOrder:
-    """Vertices and fragments in stored order.
+    """Vertices and fragments in stored order."""
 
-    source: (N',) vertex of each row; keys, bounds: the chunks; first, counts: (F,) rows of each fragment; chunk, owner: (F,) its chunk
-    and object; path_order: (F,) its rank in the order of traversal; repeated: as in `ChunkedLevel`.
-    """
-
-    source: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    first: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    chunk: NDArray[np.int64]
-    owner: NDArray[np.int64]
-    path_order: NDArray[np.int64]
-    repeated: NDArray[np.int64]
+    source: NDArray[np.int64]  # (N',): vertex of each row
+    keys: NDArray[np.int64]  # the chunks
+    bounds: NDArray[np.int64]  # rows of the chunks
+    first: NDArray[np.int64]  # (F,): first row of each fragment
+    counts: NDArray[np.int64]  # (F,): rows of each fragment
+    chunk: NDArray[np.int64]  # (F,): chunk of each fragment
+    owner: NDArray[np.int64]  # (F,): object of each fragment
+    path_order: NDArray[np.int64]  # (F,): rank of each fragment in the order of traversal
+    repeated: NDArray[np.int64]  # as in `ChunkedLevel`
 
 
 def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
     """Divide shapes into the chunks of one level.
 
-    Raises
-    ------
-    SourceError
-        If the identity convention is requested with more than one chunk, or the bins do not divide the chunks.
+    Raises `SourceError` if the identity convention is asked for with more than one chunk, or the bins do not divide the
+    chunks.
     """
     if grid.identity:
         ids = shapes.ids
@@ -385,42 +346,19 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
 
 @dataclass(frozen=True)
 class SortedVertices:
-    """Vertices sorted by a code; those of one code keep their order.
+    """Vertices sorted by a code; those of one code keep their order."""
 
-    Parameters
-    ----------
-    codes : (n,) int64
-        The codes that occur, ascending.
-    bounds : (n + 1,) int64
-        Vertices of each.
-    positions : (N, D) array
-        Sorted positions.
-    attributes : dict of str to Attribute
-        Sorted vertex attributes.
-    source : (N,) int64
-        Row of each in the shapes.
-    """
-
-    codes: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    positions: NDArray[Any]
-    attributes: dict[str, Attribute]
-    source: NDArray[np.int64]
+    codes: NDArray[np.int64]  # (n,): the codes that occur, ascending
+    bounds: NDArray[np.int64]  # (n + 1,): offsets of the vertices of each code
+    positions: NDArray[Any]  # (N, D): sorted
+    attributes: dict[str, Attribute]  # sorted vertex attributes
+    source: NDArray[np.int64]  # (N,): row of each vertex in the shapes
 
 
 def sort_vertices(shapes: Shapes, codes: NDArray[np.int64], top: int) -> SortedVertices:
-    """Sort vertices by code; those with a negative code are left out.
+    """Sort vertices by code, which is below `top`; those with a negative code are left out.
 
     Memory is bounded, whatever their number: they are distributed block by block into scratch arrays.
-
-    Parameters
-    ----------
-    shapes : Shapes
-        Any shapes.
-    codes : (N,) int64
-        Code of each vertex.
-    top : int
-        Exclusive upper bound of the codes.
     """
     arrays = {"": shapes.positions}
     for name, attribute in shapes.vertex_attributes.items():

@@ -29,27 +29,13 @@ CAPABILITIES = ("fragment_index", "shared_fragments", "preserved_object_ids", "m
 
 @dataclass(frozen=True)
 class Fragments:
-    """Lists of chunk-local rows in chunk order: the content of the ZVFG blobs of a level (§7.3).
+    """Lists of chunk-local rows in chunk order: the content of the ZVFG blobs of a level (§7.3)."""
 
-    Parameters
-    ----------
-    bounds : (C + 1,) int64
-        Fragments of chunk ``c`` are ``bounds[c]`` to ``bounds[c + 1]``.
-    is_range : (F,) bool
-        Whether a fragment is a range of rows; otherwise it is an explicit list.
-    starts : (F,) int64
-        First row of a range (chunk-local), or the start of an explicit list in `rows`.
-    counts : (F,) int64
-        Number of rows.
-    rows : (T,) int64
-        Chunk-local rows of the explicit lists; order and repetitions are preserved.
-    """
-
-    bounds: NDArray[np.int64]
-    is_range: NDArray[np.bool_]
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    bounds: NDArray[np.int64]  # (C + 1,): fragments of chunk c are bounds[c] to bounds[c + 1]
+    is_range: NDArray[np.bool_]  # (F,): whether a fragment is a range of rows; otherwise it is an explicit list
+    starts: NDArray[np.int64]  # (F,): first row of a range (chunk-local), or the start of an explicit list in `rows`
+    counts: NDArray[np.int64]  # (F,): number of rows
+    rows: NDArray[np.int64]  # (T,): chunk-local rows of the explicit lists; order and repetitions are preserved
 
     @property
     def n_fragments(self) -> int:
@@ -59,33 +45,17 @@ class Fragments:
 
 @dataclass(frozen=True)
 class Objects:
-    """The object index: for each object, blocks that refer to a chunk and fragments in it, in traversal order (§7.6).
+    """The object index: for each object, blocks that refer to a chunk and fragments in it, in traversal order (§7.6)."""
 
-    Parameters
-    ----------
-    ids : (B,) int64
-        Object ids, ascending; 0 to B - 1 in a store whose ids are row numbers.
-    bounds : (B + 1,) int64
-        Blocks of object ``i`` are ``bounds[i]`` to ``bounds[i + 1]``; an object that is empty at this level has none.
-    chunks : (K, D) int64
-        Chunk of each block.
-    modes : (K,) uint8
-        0: one fragment, 1: a range of fragments, 2: a list.
-    starts : (K,) int64
-        The fragment, the first fragment of the range, or the start of the list in `fragments`.
-    counts : (K,) int64
-        Number of fragments (1 in mode 0).
-    fragments : (T,) int64
-        Chunk-local fragment numbers of the lists.
-    """
-
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64]  # (B,): object ids, ascending; 0 to B - 1 in a store whose ids are row numbers
+    # (B + 1,): blocks of object i are bounds[i] to bounds[i + 1]; an object that is empty at this level has none
     bounds: NDArray[np.int64]
-    chunks: NDArray[np.int64]
-    modes: NDArray[np.uint8]
+    chunks: NDArray[np.int64]  # (K, D): chunk of each block
+    modes: NDArray[np.uint8]  # (K,): 0: one fragment, 1: a range of fragments, 2: a list
+    # (K,): the fragment, the first fragment of the range, or the start of the list in `fragments`
     starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    fragments: NDArray[np.int64]
+    counts: NDArray[np.int64]  # (K,): number of fragments (1 in mode 0)
+    fragments: NDArray[np.int64]  # (T,): chunk-local fragment numbers of the lists
 
     @property
     def n_objects(self) -> int:
@@ -101,24 +71,12 @@ class Objects:
 
 @dataclass(frozen=True)
 class Links:
-    """Links within one chunk, as chunk-local rows in chunk order (§7.5, delta 0).
+    """Links within one chunk, as chunk-local rows in chunk order (§7.5, delta 0)."""
 
-    Parameters
-    ----------
-    bounds : (C + 1,) int64
-        Links of chunk ``c``.
-    rows : (M, L) integer array
-        Rows of the chunk's vertices; stored with this dtype.
-    fragments : Fragments or None
-        Links of each vertex fragment; None if the store does not record it.
-    attributes : mapping of str to Attribute
-        M rows.
-    """
-
-    bounds: NDArray[np.int64]
-    rows: NDArray[Any]
-    fragments: Fragments | None = None
-    attributes: Attributes = field(default_factory=dict)
+    bounds: NDArray[np.int64]  # (C + 1,): links of chunk c are bounds[c] to bounds[c + 1]
+    rows: NDArray[Any]  # (M, L) integers: rows of the chunk's vertices; stored with this dtype
+    fragments: Fragments | None = None  # links of each vertex fragment; None if the store does not record it
+    attributes: Attributes = field(default_factory=dict)  # M rows
 
     @property
     def width(self) -> int:
@@ -130,28 +88,16 @@ class Links:
 class CrossLinks:
     """Links across several chunks or two levels: `links` with delta != 0 and `cross_chunk_links` (§7.5, §7.7).
 
-    Parameters
-    ----------
-    delta : int
-        0: all ends on the owning level. Otherwise end 0 is on it and the others are `delta` levels away (positive: coarser).
-    chunks : (M, L, D) int64
-        Chunk of each end, in the grid of its level.
-    rows : (M, L) int64
-        Row of each end in its chunk.
-    directed : bool
-        Whether the order of ends has a direction (0.9); the order is preserved either way.
-    store : str
-        ``"canonical"`` (each link once) or ``"duplicate"`` (0.9: under the chunk of each end).
-    attributes : mapping of str to Attribute
-        M rows.
+    With `delta` 0 all ends are on the owning level. Otherwise end 0 is on it and the others are `delta` levels away
+    (positive: coarser).
     """
 
     delta: int
-    chunks: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    directed: bool = False
-    store: str = "canonical"
-    attributes: Attributes = field(default_factory=dict)
+    chunks: NDArray[np.int64]  # (M, L, D): chunk of each end, in the grid of its level
+    rows: NDArray[np.int64]  # (M, L): row of each end in its chunk
+    directed: bool = False  # whether the order of ends has a direction (0.9); the order is preserved either way
+    store: str = "canonical"  # "canonical" (each link once) or "duplicate" (0.9: under the chunk of each end)
+    attributes: Attributes = field(default_factory=dict)  # M rows
 
     @property
     def width(self) -> int:
@@ -168,46 +114,24 @@ class CrossLinks:
 class Level:
     """One resolution level, divided into chunks.
 
-    Parameters
-    ----------
-    chunks : (C, K) int64
-        Keys of the chunks with data, ascending: ``floor(position / chunk_shape)``, absolute, possibly negative. K = D, or more if
-        chunks are also partitioned by an attribute (leading parts).
-    bounds : (C + 1,) int64
-        Vertices of chunk ``c`` are ``positions[bounds[c]:bounds[c + 1]]``.
-    positions : (N, D) array
-        Vertices, in chunk order.
-    fragments : Fragments or None
-        Vertex fragments; None if the store has none (each chunk is then one fragment).
-    links : Links or None
-        Links within chunks.
-    cross_links : tuple of CrossLinks
-        Links across chunks and levels, at most one for each delta.
-    objects : Objects or None
-        The object index; None without objects or with the identity convention.
-    groups : Groups or None
-        Sets of objects.
-    vertex_attributes, fragment_attributes, object_attributes : mapping of str to Attribute
-        N, F and B rows.
-    encoding : str
-        ``"raw"``, or ``"draco"`` for meshes.
-    metadata : mapping
-        ``zarr_vectors_level`` without what follows from the arrays: ``bin_shape``, ``bin_ratio``, ``chunk_shape``,
-        ``parent_level``, ``coarsening_method``, ``object_sparsity``, ``preserves_object_ids``, ``inherited_num_objects``, ...
+    Keys of chunks are ``floor(position / chunk_shape)``, absolute and possibly negative: K = D numbers, or more if
+    chunks are also partitioned by an attribute (leading parts). `metadata` is ``zarr_vectors_level`` without what
+    follows from the arrays: ``bin_shape``, ``bin_ratio``, ``chunk_shape``, ``parent_level``, ``coarsening_method``,
+    ``object_sparsity``, ``preserves_object_ids``, ``inherited_num_objects``, ...
     """
 
-    chunks: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    positions: NDArray[Any]
-    fragments: Fragments | None = None
-    links: Links | None = None
-    cross_links: tuple[CrossLinks, ...] = ()
-    objects: Objects | None = None
+    chunks: NDArray[np.int64]  # (C, K): keys of the chunks with data, ascending
+    bounds: NDArray[np.int64]  # (C + 1,): vertices of chunk c are positions[bounds[c]:bounds[c + 1]]
+    positions: NDArray[Any]  # (N, D): vertices, in chunk order
+    fragments: Fragments | None = None  # vertex fragments; None if the store has none (each chunk is then one fragment)
+    links: Links | None = None  # links within chunks
+    cross_links: tuple[CrossLinks, ...] = ()  # links across chunks and levels, at most one for each delta
+    objects: Objects | None = None  # None without objects or with the identity convention
     groups: Groups | None = None
-    vertex_attributes: Attributes = field(default_factory=dict)
-    fragment_attributes: Attributes = field(default_factory=dict)
-    object_attributes: Attributes = field(default_factory=dict)
-    encoding: str = "raw"
+    vertex_attributes: Attributes = field(default_factory=dict)  # N rows
+    fragment_attributes: Attributes = field(default_factory=dict)  # F rows
+    object_attributes: Attributes = field(default_factory=dict)  # B rows
+    encoding: str = "raw"  # "raw", or "draco" for meshes
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -228,44 +152,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A complete geometry store in memory, the same for both layouts.
+    """A complete geometry store in memory, the same for both layouts."""
 
-    Parameters
-    ----------
-    types : tuple of str
-        Members of `KINDS`.
-    axes : tuple of Axis
-        D space axes.
-    chunk_shape : tuple of D floats
-        Edge lengths of a chunk at level 0, in world units.
-    bounds : ((float, ...), (float, ...))
-        Minimum and maximum coordinates.
-    levels : tuple of Level
-        Finest first; level ``k`` is ``levels[k]``.
-    bin_shape : tuple of D floats or None
-        Edge lengths of a bin, which divide those of a chunk; None: one bin per chunk.
-    links_convention, index_convention, cross_chunk, cross_level_storage : str
-        Of `CONVENTIONS`, `INDEX_CONVENTIONS`, `CROSS_CHUNK`, `CROSS_LEVEL`.
-    cross_level_depth : int
-        Number of levels that links reach; -1: all.
-    capabilities : tuple of str
-        Tokens of ``format_capabilities`` that do not follow from the arrays.
-    metadata : mapping
-        Additional keys of ``zarr_vectors`` (``crs``, ``reduction_factor``, unknown ones), preserved unchanged.
-    """
-
-    types: Strings
-    axes: tuple[Axis, ...]
-    chunk_shape: tuple[float, ...]
-    bounds: tuple[tuple[float, ...], tuple[float, ...]]
-    levels: tuple[Level, ...]
+    types: Strings  # members of `KINDS`
+    axes: tuple[Axis, ...]  # D space axes
+    chunk_shape: tuple[float, ...]  # edge lengths of a chunk at level 0, in world units
+    bounds: tuple[tuple[float, ...], tuple[float, ...]]  # minimum and maximum coordinates
+    levels: tuple[Level, ...]  # finest first
+    # edge lengths of a bin, which divide those of a chunk; None: one bin per chunk
     bin_shape: tuple[float, ...] | None = None
-    links_convention: str = "implicit_sequential"
-    index_convention: str = "standard"
-    cross_chunk: str = "explicit_links"
-    cross_level_storage: str = "none"
-    cross_level_depth: int = 0
-    capabilities: Strings = ()
+    links_convention: str = "implicit_sequential"  # of `CONVENTIONS`
+    index_convention: str = "standard"  # of `INDEX_CONVENTIONS`
+    cross_chunk: str = "explicit_links"  # of `CROSS_CHUNK`
+    cross_level_storage: str = "none"  # of `CROSS_LEVEL`
+    cross_level_depth: int = 0  # number of levels that links reach; -1: all
+    capabilities: Strings = ()  # tokens of `format_capabilities` that do not follow from the arrays
+    # additional keys of `zarr_vectors` (`crs`, `reduction_factor`, unknown ones), preserved unchanged
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -287,13 +189,7 @@ def check_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:
 
 
 def bins_per_chunk(chunk_shape: tuple[float, ...], bin_shape: tuple[float, ...]) -> NDArray[np.int64]:
-    """Return the number of bins of a chunk on each axis.
-
-    Raises
-    ------
-    SourceError
-        If bins do not divide their chunk.
-    """
+    """Return the number of bins of a chunk on each axis; raise `SourceError` if bins do not divide their chunk."""
     ratio = np.asarray(chunk_shape, np.float64) / np.asarray(bin_shape, np.float64)
     rounded = np.rint(ratio)
     if (rounded < 1).any() or (np.abs(ratio - rounded) > 1e-9 * np.maximum(rounded, 1)).any():
@@ -375,32 +271,18 @@ def level_json(level: Level, k: int, arrays: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Root:
-    """Contents of the root attributes: a `Geometry` without levels, the level names and the layout.
+    """Contents of the root attributes: a `Geometry` without levels, and the layout."""
 
-    Parameters
-    ----------
-    geometry : Geometry
-        Without levels.
-    layout : str
-        ``"0.7"`` or ``"0.9"``, from ``zv_version``.
-    version : str
-        ``zv_version``.
-    """
-
-    geometry: Geometry
-    layout: str
-    version: str
+    geometry: Geometry  # without levels
+    layout: str  # "0.7" or "0.9", from `zv_version`
+    version: str  # `zv_version`
 
 
 def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
     """Parse the attributes of a root group.
 
-    Raises
-    ------
-    SourceError
-        If it is not a zarr-vectors store, has an unsupported version, or requires an unknown capability.
-    CorruptError
-        If a required key is missing or has an invalid value.
+    Raises `SourceError` if it is not a zarr-vectors store, has an unsupported version or chunk or bin shape, or
+    requires an unknown capability; `CorruptError` if a required key is missing or has another invalid value.
     """
     facts = attributes.get("zarr_vectors")
     if not isinstance(facts, Mapping):

@@ -22,27 +22,14 @@ _UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, Inde
 class VectorInspection(Inspection):
     """Result of `inspect` for a geometry store; prints as a tree and renders as one in a notebook.
 
-    Parameters
-    ----------
-    path, store, n_bytes, root
-        As in any `Inspection`; `store` is ``"zarr-vectors"`` with the version.
-    layout : str
-        ``"0.7"`` or ``"0.9"``.
-    types : tuple of str
-        Geometry types.
-    axes : tuple of str
-        Axes with their units.
-    bounds : tuple of two tuples of float
-        Minimum and maximum coordinates.
-    capabilities : tuple of str
-        Tokens of ``format_capabilities``.
+    `store` is ``"zarr-vectors"`` with the version.
     """
 
-    layout: str = ""
+    layout: str = ""  # "0.7" or "0.9"
     types: tuple[str, ...] = ()
-    axes: tuple[str, ...] = ()
-    bounds: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
-    capabilities: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()  # with their units
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())  # minimum and maximum coordinates
+    capabilities: tuple[str, ...] = ()  # tokens of `format_capabilities`
 
 
 @checked
@@ -211,15 +198,7 @@ def is_store_path(path: AnyPath) -> bool:
 def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
     """Return whether a folder or an object-store prefix holds a geometry store, including one with damaged metadata.
 
-    Parameters
-    ----------
-    place : Location, str or path
-        A `Location` if credentials are needed.
-
-    Raises
-    ------
-    StoreError
-        If the object store cannot be accessed.
+    Raises `StoreError` if an object store cannot be accessed.
 
     Examples
     --------

@@ -15,18 +15,7 @@ LIBRARIES = {
 
 
 def load_library(name: str) -> Any:  # noqa: ANN401  (a module)
-    """Import a library of the extra ``geometry``.
-
-    Parameters
-    ----------
-    name : str
-        A member of `LIBRARIES`, or a submodule of one.
-
-    Raises
-    ------
-    MissingExtraError
-        If it is not installed.
-    """
+    """Import a library of the extra ``geometry``: a member of `LIBRARIES` or a submodule; `MissingExtraError` without it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -168,12 +168,9 @@ def append_points(location: Location | str | os.PathLike[str], points: Shapes) -
 
 
 def collect_points(parts: Iterable[Shapes]) -> Shapes:
-    """Put parts of a point cloud without objects together in scratch arrays; categories are the union, in order of appearance.
+    """Put parts of a point cloud without objects together in scratch arrays.
 
-    Raises
-    ------
-    SourceError
-        If the parts have other attributes or dtypes than the first.
+    Categories are the union, in order of appearance. Parts with other attributes or dtypes than the first are refused.
     """
     with ExitStack() as stack:
         files: dict[str, ScratchFile] = {}
@@ -259,13 +256,7 @@ _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.ty
 
 
 def _number_type(field: pa.Field) -> np.dtype[Any]:
-    """Return the dtype of a column of numbers; booleans are uint8.
-
-    Raises
-    ------
-    SourceError
-        If it holds something else.
-    """
+    """Return the dtype of a column of numbers; booleans are uint8, and anything else is a `SourceError`."""
     if pa.types.is_boolean(field.type):
         return np.dtype(np.uint8)
     if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):

@@ -111,8 +111,8 @@ def masks_from_weights(
 ) -> Iterator[NDArray[np.bool_]]:
     """Yield which vertices each level keeps by weight: those above a tolerance, or as many as `factor` implies.
 
-    Vertices of weight zero are dropped at the first step; those of infinite weight stay as long as their object, or always if they
-    belong to none.
+    Vertices of weight zero are dropped at the first step; those of infinite weight stay as long as their object, or
+    always if they belong to none.
     """
     owner, bar = object_rows(shapes), 0.0
     for level, objects in enumerate(select_objects(shapes, steps)):
@@ -134,18 +134,11 @@ def build_coarse_levels(
     stand_in: ParentFinder,
     relink: LinkBuilder = lambda _: None,
 ) -> Iterator[LevelStep]:
-    """Yield levels whose vertices are a subset of those of the finest level.
+    """Yield levels whose vertices are a subset of those of the finest level, `shapes`.
 
-    Parameters
-    ----------
-    shapes : Shapes
-        The finest level.
-    kept : iterator of (N,) bool
-        Vertices that each level keeps.
-    stand_in : callable
-        Function of the kept mask: the vertex that represents each vertex; arbitrary if its object is dropped.
-    relink : callable
-        Function of the kept mask: the links between kept vertices; by default none.
+    `kept` yields the vertices that each level keeps, (N,) bool. Of this mask, `stand_in` returns the vertex that
+    represents each vertex (arbitrary if its object is dropped), and `relink` the links between kept vertices; by
+    default none.
     """
     owner, finer = object_rows(shapes), np.arange(shapes.n_vertices)
     for mask in kept:
@@ -204,9 +197,9 @@ def z_order_ranks(positions: NDArray[np.floating]) -> NDArray[np.int64]:
 def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of a point cloud.
 
-    The points of each object (or of the cloud, or of no object) are ordered along a Z-order curve, randomly if they share a
-    cell. Level k keeps every ``round(factor)**k``-th point, beginning with the first: an even share of every region, and at least
-    one point per object. So each level is a subset of the finer one.
+    The points of each object (or of the cloud, or of no object) are ordered along a Z-order curve, randomly if they
+    share a cell. Level k keeps every ``round(factor)**k``-th point, beginning with the first: an even share of every
+    region, and at least one point per object. So each level is a subset of the finer one.
     """
     owner = object_rows(shapes)
     chance = np.random.default_rng(steps.seed).permutation(shapes.n_vertices)
@@ -237,12 +230,8 @@ def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
 def vertex_tolerances(positions: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return for each vertex the largest tolerance at which the Douglas-Peucker algorithm keeps it; infinity for ends.
 
-    Parameters
-    ----------
-    positions : (N, D) array
-        Vertices of all lines, concatenated.
-    offsets : (lines + 1,) int64
-        Start of each line.
+    `positions`, (N, D), has the vertices of all lines, concatenated, and `offsets`, (lines + 1,), the start of each
+    line.
 
     Examples
     --------
@@ -292,34 +281,18 @@ def line_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
 
 @dataclass(frozen=True)
 class Paths:
-    """Unbranched paths of a graph.
+    """Unbranched paths of a graph."""
 
-    Parameters
-    ----------
-    members : (T,) int64
-        Vertices, path by path, both ends included.
-    offsets : (chains + 1,) int64
-        Start of each path.
-    forward : (chains,) bool
-        Whether links point along the path, or against it.
-    """
-
-    members: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    forward: NDArray[np.bool_]
+    members: NDArray[np.int64]  # (T,): vertices, path by path, both ends included
+    offsets: NDArray[np.int64]  # (paths + 1,): start of each path
+    forward: NDArray[np.bool_]  # (paths,): whether links point along the path, or against it
 
 
 def find_paths(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -> Paths:
     """Split a graph at its fixed vertices into unbranched paths; cycles without one are split at their lowest vertex.
 
-    Parameters
-    ----------
-    links : (M, 2) integers
-        Edges.
-    n_vertices : int
-        Number of vertices.
-    fixed : (N,) bool
-        Ends of paths; must include every vertex that does not have exactly two edges.
+    `links` are edges, (M, 2). `fixed`, (N,), marks the ends of paths; it must include every vertex that does not have
+    exactly two edges.
     """
     links = links.astype(np.int64).reshape(-1, 2)
     n_links = len(links)
@@ -343,9 +316,10 @@ def find_paths(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -
 def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of graphs and skeletons.
 
-    Branch points, ends, isolated vertices and roots stay. The paths between them are simplified by the Douglas-Peucker algorithm;
-    a loop keeps two inner vertices and parallel paths one each, so the numbers of components, branches and loops do not change. A
-    new link has the direction of the links that it replaces; attributes of links are dropped, because links are merged.
+    Branch points, ends, isolated vertices and roots stay. The paths between them are simplified by the Douglas-Peucker
+    algorithm; a loop keeps two inner vertices and parallel paths one each, so the numbers of components, branches and
+    loops do not change. A new link has the direction of the links that it replaces; attributes of links are dropped,
+    because links are merged.
     """
     links = shapes.edges()
     if links.shape[1] != 2:
@@ -395,21 +369,11 @@ MIN_FACES = 4
 
 @dataclass(frozen=True)
 class Surface:
-    """A mesh: vertices, faces and the mapping from old to new vertices.
+    """A mesh: vertices, faces and the mapping from old to new vertices."""
 
-    Parameters
-    ----------
-    points : (n, 3) float64
-        Vertices.
-    faces : (m, 3) int64
-        Vertex rows of each face.
-    mapping : (old,) int64
-        For each old vertex the new vertex that represents it, or -1.
-    """
-
-    points: NDArray[np.float64]
-    faces: NDArray[np.int64]
-    mapping: NDArray[np.int64]
+    points: NDArray[np.float64]  # (n, 3)
+    faces: NDArray[np.int64]  # (m, 3): vertex rows of each face
+    mapping: NDArray[np.int64]  # (old,): for each old vertex the new vertex that represents it, or -1
 
 
 def is_closed(faces: NDArray[Any]) -> bool:
@@ -427,21 +391,8 @@ def is_closed(faces: NDArray[Any]) -> bool:
 def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int) -> Surface:
     """Return a mesh with about `n_faces` faces, within the box of the old one; closed if the old one is.
 
-    If the library cannot keep a closed surface closed, or cannot reduce the faces, the mesh is returned unchanged.
-
-    Parameters
-    ----------
-    points : (n, 3) float64
-        Vertices.
-    faces : (m, 3) int64
-        Vertex rows of each face.
-    n_faces : int
-        Target number of faces.
-
-    Raises
-    ------
-    MissingExtraError
-        If fast-simplification is not installed.
+    `points` and `faces`, (n, 3) and (m, 3), are as in `Surface`. If the library cannot keep a closed surface closed, or
+    cannot reduce the faces, the mesh is returned unchanged.
     """
     fast = load_library("fast_simplification")
     same = Surface(points, faces, np.arange(len(points)))

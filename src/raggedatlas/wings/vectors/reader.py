@@ -47,13 +47,7 @@ _SHARED = -2
 
 
 class LevelQuery:
-    """Queries on one level of an open store: objects and boxes.
-
-    Parameters
-    ----------
-    reader : LevelReader
-        Reader of the level's arrays.
-    """
+    """Queries on one level of an open store: objects and boxes."""
 
     def __init__(self, reader: LevelReader) -> None:
         self.reader, self.root, self.kind = reader, reader.root, reader.root.kind
@@ -198,7 +192,8 @@ class LevelQuery:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the fragments of objects, each only at its first occurrence.
 
-        Lines keep repeated fragments: they are assembled in vertex order, which would be wrong with some fragments missing.
+        Lines keep repeated fragments: they are assembled in vertex order, which would be wrong with some fragments
+        missing.
         """
         if self.kind in SEQUENTIAL:
             return fragments, bounds

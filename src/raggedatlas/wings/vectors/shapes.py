@@ -28,21 +28,14 @@ Strings = tuple[str, ...]
 class Attribute:
     """A column of values for vertices, fragments, links, objects or groups.
 
-    Parameters
-    ----------
-    values : (rows,) or (rows, C) array
-        Numbers, booleans as uint8; for objects and groups also strings (a NumPy string array).
-    channels : tuple of str
-        Names of the C channels, or empty.
-    present : (rows,) bool or None
-        Rows that have a value (objects dropped from a coarse level have none); None: all.
-    metadata : mapping
-        Additional keys of the array's attributes, preserved unchanged: ``channel_dtype``, and for dictionary-encoded values
-        ``encoding="dictionary"``, ``categories``, ``ordered``, ``_FillValue``.
+    `metadata` has additional keys of the array's attributes, preserved unchanged: ``channel_dtype``, and for
+    dictionary-encoded values ``encoding="dictionary"``, ``categories``, ``ordered``, ``_FillValue``.
     """
 
+    # (rows,) or (rows, C): numbers, booleans as uint8; for objects and groups also strings (a NumPy string array)
     values: NDArray[Any]
-    channels: Strings = ()
+    channels: Strings = ()  # names of the C channels, or empty
+    # (rows,): rows that have a value (objects dropped from a coarse level have none); None: all
     present: NDArray[np.bool_] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,17 +56,9 @@ class Attribute:
         return 1 if self.values.ndim == 1 else int(self.values.shape[1])
 
     def take(self, rows: NDArray[np.integer[Any]] | slice) -> "Attribute":
-        """Return the attribute of some rows.
+        """Return the attribute of some rows: (n,) integers in any order, possibly repeated, or a slice.
 
-        Parameters
-        ----------
-        rows : (n,) integers or slice
-            Row numbers, in any order, possibly repeated.
-
-        Raises
-        ------
-        RowTypeError
-            If they are not integers; masks are not accepted.
+        Masks are not accepted: anything but integers is a `RowTypeError`.
 
         Examples
         --------
@@ -105,18 +90,9 @@ def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
 def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dict[str, Attribute]:
     """Concatenate the rows of attributes; if a part lacks one, its rows are absent.
 
-    Parameters
-    ----------
-    parts : sequence of mapping of str to Attribute
-        Attributes of each part. Codes are translated if the parts have different categories; the other metadata is that of the
-        first part with the attribute.
-    counts : sequence of int
-        Number of rows of each part.
-
-    Raises
-    ------
-    SourceError
-        If an attribute has categories in some parts and plain values in others.
+    `counts` are the numbers of rows of the parts. Codes are translated if the parts have different categories; the
+    other metadata is that of the first part with the attribute. Raises `SourceError` if an attribute has categories in
+    some parts and plain values in others.
     """
     result: dict[str, Attribute] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
@@ -424,17 +400,8 @@ def object_rows(shapes: Shapes) -> NDArray[np.int64]:
 def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
     """Return some of the objects, in the given order, with their links, attributes and all groups.
 
-    Parameters
-    ----------
-    shapes : Shapes
-        Shapes with objects.
-    rows : (K,) integers
-        Rows of the objects (not ids), each at most once.
-
-    Returns
-    -------
-    Shapes
-        Links with an end in another object are dropped.
+    `rows` are rows of the objects (not ids), each at most once. Links with an end that is not in one of them are
+    dropped.
 
     Examples
     --------
@@ -479,16 +446,9 @@ def each_object(shapes: Shapes) -> Iterator[tuple[int, Shapes]]:
 
 
 def take_vertices(shapes: Shapes, kept: NDArray[np.bool_], links: NDArray[Any] | None = None) -> Shapes:
-    """Return the same objects with some of their vertices and with other links.
+    """Return the same objects with the vertices that `kept`, (N,), marks, and with other links.
 
-    Parameters
-    ----------
-    shapes : Shapes
-        Any shapes; their links and link attributes are dropped.
-    kept : (N,) bool
-        Vertices to keep.
-    links : (M, L) integers or None
-        The new links, as rows of the old vertices, all of them kept.
+    The old links and link attributes are dropped. The new ones are given as rows of the old vertices, all of them kept.
     """
     # The number of kept vertices before each vertex: its new row, and the new value of an offset.
     counts = counts_to_offsets(kept)

@@ -49,16 +49,10 @@ _PUT_BATCH_BYTES = 64 << 20
 def publish_files(location: Location, files: Iterable[File], *, overwrite: bool) -> None:
     """Write files below a location atomically: readers see all of them or none.
 
-    A local folder is staged next to its target and renamed. In an object store the root's ``zarr.json`` is written last,
-    and everything written is removed again on failure. A store that is overwritten stays readable until the new one is complete beside it,
-    which is then copied to its place by the object store.
-
-    Raises
-    ------
-    DuplicateError
-        If the location exists and `overwrite` is false.
-    StoreError
-        If the location cannot be written.
+    A local folder is staged next to its target and renamed. In an object store the root's ``zarr.json`` is written
+    last, and everything written is removed again on failure. A store that is overwritten stays readable until the new
+    one is complete beside it, which is then copied to its place by the object store. Raises `DuplicateError` if the
+    location exists and `overwrite` is false.
     """
     if not overwrite and location.holds_files():
         raise DuplicateError(f"{location.uri} already exists; choose another location, or pass overwrite=True.")
@@ -171,15 +165,7 @@ def validate_key(key: str) -> str:
 
 
 def check_geometry(geometry: Geometry) -> None:
-    """Refuse a geometry with inconsistent arrays.
-
-    Raises
-    ------
-    SourceError
-        The message names the level and the array.
-    ValuesError
-        If a position is not finite.
-    """
+    """Refuse a geometry with inconsistent arrays (`SourceError`) or positions that are not finite (`ValuesError`)."""
     if not geometry.levels:
         raise SourceError("A geometry store needs at least one level.")
     for k, level in enumerate(geometry.levels):
@@ -312,13 +298,7 @@ def _is_ascending(keys: NDArray[np.int64]) -> bool:
 
 
 def merge_local_links(level: Level) -> Level:
-    """Move cross-chunk links of delta 0 whose ends share a chunk to the links within chunks.
-
-    Raises
-    ------
-    SourceError
-        If links within and across chunks have different numbers of ends.
-    """
+    """Move cross-chunk links of delta 0 whose ends share a chunk to the links within chunks."""
     crossing = next((links for links in level.cross_links if links.delta == 0), None)
     if crossing is None:
         return level

@@ -33,76 +33,35 @@ OBJECT_ID = "object_id"
 
 @dataclass(frozen=True)
 class Content:
-    """Content of a geometry file.
-
-    Parameters
-    ----------
-    shapes : Shapes
-        The geometry.
-    metadata : mapping
-        Metadata of the file, for the root of a store: ``crs``, ...
-    axes : tuple of Axis or None
-        Names and units of the axes; None if the file has none.
-    left : tuple of str
-        What was not read, one line each.
-    """
+    """Content of a geometry file."""
 
     shapes: Shapes
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    axes: tuple[Axis, ...] | None = None
-    left: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the file, for the root of a store: `crs`, ...
+    axes: tuple[Axis, ...] | None = None  # names and units; None if the file has none
+    left: tuple[str, ...] = ()  # what was not read, one line each
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a format can represent; anything else is reported as a loss, or refused if nothing would remain.
+    """What a format can represent; anything else is reported as a loss, or refused if nothing would remain."""
 
-    Parameters
-    ----------
-    kinds : tuple of str
-        Geometry types that can be written.
-    dims : tuple of int
-        Numbers of axes that can be written.
-    links : bool
-        Whether links are written; links implied by the order of vertices need not be.
-    objects : str
-        ``"many"``; ``"one"``: objects are joined and lose their ids; ``"anonymous"``: objects stay separate and lose their ids.
-    vertex, link, object : tuple of str or None
-        Names of the attributes that are written; None writes all.
-    strings : bool
-        Whether strings are written.
-    groups : bool
-        Whether groups are written.
-    columns : bool
-        Whether vertex attributes of several channels are written as a column each, so that they come back as several.
-    float32 : bool
-        Whether positions are written as floats of 32 bits.
-    apart : bool
-        Whether objects are written one by one as what their links draw: links between objects, and objects and vertices without a link,
-        are left out.
-    """
-
-    kinds: tuple[str, ...] = KINDS
-    dims: tuple[int, ...] = (2, 3, 4)
-    links: bool = True
-    objects: str = "many"
-    vertex: tuple[str, ...] | None = None
-    link: tuple[str, ...] | None = None
-    object: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] = KINDS  # geometry types that can be written
+    dims: tuple[int, ...] = (2, 3, 4)  # numbers of axes that can be written
+    links: bool = True  # whether links are written; links implied by the order of vertices need not be
+    objects: str = "many"  # "many"; "one": joined, without ids; "anonymous": separate, without ids
+    vertex: tuple[str, ...] | None = None  # names of the attributes that are written; None writes all
+    link: tuple[str, ...] | None = None  # likewise
+    object: tuple[str, ...] | None = None  # likewise
     strings: bool = True
     groups: bool = False
+    # whether vertex attributes of several channels are a column each, so that they come back as several
     columns: bool = False
-    float32: bool = False
+    float32: bool = False  # whether positions are written as floats of 32 bits
+    # objects one by one, as what their links draw: no links between objects, no objects and vertices without a link
     apart: bool = False
 
     def check(self, shapes: Shapes, name: str) -> None:
-        """Raise for shapes that the format cannot represent.
-
-        Raises
-        ------
-        SourceError
-            Naming the format, the kind and what can be written.
-        """
+        """Raise `SourceError` for shapes that the format cannot represent."""
         if shapes.kind not in self.kinds:
             raise SourceError(
                 f"{name} holds no {shapes.kind}; it holds {', '.join(self.kinds)}. Choose another format."
@@ -256,24 +215,9 @@ def read_errors(path: AnyPath, what: str, *errors: type[Exception]) -> Iterator[
 def group_vertices(shapes: Shapes, owner: NDArray[Any], what: str) -> Shapes:
     """Group vertices by object; the order within each object is kept, and links keep theirs.
 
-    Parameters
-    ----------
-    shapes : Shapes
-        Vertices in any order, with their attributes and links.
-    owner : (N,) array
-        Ids (whole numbers, not negative) or names of the objects.
-    what : str
-        The file, for messages.
-
-    Returns
-    -------
-    Shapes
-        Objects in ascending order; names become the object attribute ``name``.
-
-    Raises
-    ------
-    SourceError
-        If an id is negative or not a whole number, or a link refers to a missing vertex.
+    `owner`, (N,), has the ids (whole numbers, not negative) or names of the objects, and `what` names the file in
+    messages. Objects are in ascending order; names become the object attribute ``name``. Positions that are not finite
+    and links to missing vertices are refused as in `check_content`.
     """
     if owner.dtype.kind == "f":
         owner = integer_ids(owner, f"{what}: the ids of objects").fill_null(-1).to_numpy()
@@ -299,15 +243,7 @@ def group_vertices(shapes: Shapes, owner: NDArray[Any], what: str) -> Shapes:
 
 
 def check_content(shapes: Shapes, what: str) -> None:
-    """Raise for positions that are not finite and links to vertices that do not exist.
-
-    Raises
-    ------
-    ValuesError
-        Naming the first vertex and its object.
-    SourceError
-        Naming the first link and its ends.
-    """
+    """Raise `ValuesError` for positions that are not finite, and `SourceError` for links to vertices that do not exist."""
     bad = ~np.isfinite(shapes.positions).all(1) if shapes.positions.dtype.kind == "f" else np.zeros(0, bool)
     if bad.any():
         row = int(np.argmax(bad))
@@ -391,21 +327,11 @@ def _with_columns(content: Content) -> dict[str, Attribute]:
 
 
 def read_table(path: Path, *, axes: Sequence[str] | None = None, objects: str | None = None) -> Content:
-    """Read a table of points: CSV or TSV with a header, or Parquet.
+    """Read a table of points: CSV or TSV with a header, or Parquet, by the suffix of the path.
 
-    Parameters
-    ----------
-    path : Path
-        Ends in ``.csv``, ``.tsv`` or ``.parquet``.
-    axes : sequence of str or None
-        Columns of positions; None: those of `AXIS_NAMES`.
-    objects : str or None
-        Column with the object of each point; None: ``object_id``, if there is one.
-
-    Raises
-    ------
-    SourceError
-        If there are no such columns, rows differ in length, or a number is missing; with the row.
+    `axes` are the columns of positions; None: those of `AXIS_NAMES`. `objects` is the column with the object of each
+    point; None: ``object_id``, if there is one. Raises `SourceError` if there are no such columns, rows differ in
+    length, or a number is missing.
     """
     import pyarrow as pa
 
@@ -512,13 +438,7 @@ def axis_names(content: Content) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str:
-    """Return a text file's content.
-
-    Raises
-    ------
-    SourceError
-        If it is not UTF-8 text.
-    """
+    """Return a text file's content; raise `SourceError` if it is not UTF-8 text."""
     try:
         # Without a byte order mark, which would become part of the first name or number.
         return path.read_text(encoding="utf-8-sig")

@@ -33,27 +33,13 @@ Losses = Callable[[Content], Iterable[str]]
 
 @dataclass(frozen=True)
 class Converter:
-    """A file format of geometry.
+    """A file format of geometry."""
 
-    Parameters
-    ----------
-    endings : tuple of str
-        Suffixes of its files; empty for folders, which are detected by their content.
-    read : callable
-        ``read(path, **options) -> Content``.
-    write : callable
-        ``write(content, path, **options)``; `path` does not exist yet.
-    holding : Capabilities
-        What the format can represent.
-    losses : callable
-        Returns further losses of a content, one line each.
-    """
-
-    endings: tuple[str, ...]
-    read: Callable[..., Content]
-    write: Callable[..., None]
+    endings: tuple[str, ...]  # suffixes of its files; empty for folders, which are detected by their content
+    read: Callable[..., Content]  # `read(path, **options)`
+    write: Callable[..., None]  # `write(content, path, **options)`; `path` does not exist yet
     holding: Capabilities
-    losses: Losses = lambda content: ()
+    losses: Losses = lambda content: ()  # returns further losses of a content, one line each
 
 
 CONVERTERS: dict[str, Converter] = {
@@ -82,15 +68,7 @@ ROUNDED = "rounded: "
 
 
 def detect(path: Address) -> str:
-    """Return the name of the converter that reads a path, by its suffix or by the content of a folder.
-
-    Raises
-    ------
-    NotFoundError
-        If it does not exist.
-    SourceError
-        If its format is unknown; the message lists the known ones.
-    """
+    """Return the name of the converter that reads a path, by its suffix or by the content of a folder."""
     file = as_path(path)
     name = ENDINGS.get(file.suffix.lower())
     # The ending of a remote file is believed; a request for it would be one of two.
@@ -109,13 +87,7 @@ def detect(path: Address) -> str:
 
 
 def has_geometry(file: AnyPath) -> bool:
-    """Return whether a Parquet file has a column of geometries, which makes it GeoParquet.
-
-    Raises
-    ------
-    SourceError
-        If it is no Parquet file.
-    """
+    """Return whether a Parquet file has a column of geometries, which makes it GeoParquet; raise `SourceError` if it is not Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as papq
 
@@ -171,19 +143,9 @@ def read_file(path: Address, *, format: str | None = None, **options: Any) -> Co
 
 
 def plan_losses(content: Content | Shapes, name: str) -> list[str]:
-    """List what would be lost by writing in a format.
+    """List what would be lost by writing in a format, by the name of its converter.
 
-    Parameters
-    ----------
-    content : Content or Shapes
-        What is to be written.
-    name : str
-        Name of the converter.
-
-    Raises
-    ------
-    SourceError
-        If the format cannot represent these shapes at all.
+    Raises `SourceError` if the format cannot represent these shapes at all.
 
     Examples
     --------

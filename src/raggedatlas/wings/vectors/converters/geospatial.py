@@ -53,15 +53,7 @@ KIND = "geometry_type"
 
 
 def read_geojson(path: Path) -> Content:
-    """Read a GeoJSON file; see `shapes_of_geometries`. A ``crs`` is kept where the file names one.
-
-    Raises
-    ------
-    SourceError
-        If it is not GeoJSON, or a feature has no geometry or an invalid one; with the feature.
-    MissingExtraError
-        Without shapely.
-    """
+    """Read a GeoJSON file; see `shapes_of_geometries`. A ``crs`` is kept where the file names one."""
     shapely = load_library("shapely")
     with read_errors(path, "GeoJSON", ValueError, KeyError, AttributeError, TypeError):
         document = json.loads(read_text(path))
@@ -103,15 +95,7 @@ def _as_kind(shapes: Shapes, said: Any) -> Shapes:  # noqa: ANN401  (a JSON docu
 
 
 def read_geoparquet(path: Path) -> Content:
-    """Read a GeoParquet file; see `shapes_of_geometries`. The ``crs`` is in the metadata as PROJJSON.
-
-    Raises
-    ------
-    SourceError
-        If it cannot be read, or a row has no geometry or an invalid one.
-    MissingExtraError
-        Without geopandas.
-    """
+    """Read a GeoParquet file; see `shapes_of_geometries`. The ``crs`` is in the metadata as PROJJSON."""
     geopandas = load_library("geopandas")
     with read_errors(path, "GeoParquet"):
         frame = geopandas.read_parquet(path)
@@ -120,9 +104,10 @@ def read_geoparquet(path: Path) -> Content:
 
 
 def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoDataFrame)
-    """Return the content of a GeoDataFrame; its index becomes ids where it is integers, else an object attribute of its name.
+    """Return the content of a GeoDataFrame.
 
-    An index without a name becomes the attribute ``name``. The metadata name it, so that writers make it the index again.
+    Its index becomes ids where it is integers, else an object attribute of its name (``name`` if it has none). The
+    metadata name it, so that writers make it the index again.
     """
     others = [name for name in frame.columns if name != frame.geometry.name and str(frame[name].dtype) == "geometry"]
     columns = {
@@ -146,7 +131,8 @@ def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoData
 def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: ANN401  (a dtype)
     """Return a column of properties: numbers if all are numbers, else texts; missing values are absent.
 
-    Truth values are marked ``boolean`` in the metadata, and lists and mappings are JSON, marked ``json``, so that GeoJSON has them again.
+    Truth values are marked ``boolean`` in the metadata, and lists and mappings are JSON, marked ``json``, so that
+    GeoJSON has them again.
     """
     there = np.array([value is not None and value == value for value in values], bool)  # noqa: PLR0124 - NaN
     present = None if there.all() else there
@@ -176,25 +162,14 @@ def _text_of(value: Any) -> str:  # noqa: ANN401  (any value of a property)
 def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribute], what: str) -> Shapes:
     """Return shapely geometries as shapes, an object each.
 
-    Parameters
-    ----------
-    geometries : (n,) array of shapely geometries
-        All polygons, or all lines, or all points; each also multiple.
-    columns : mapping of str to Attribute
-        Properties; ``object_id`` becomes the ids.
+    All are polygons, or all lines, or all points; each also multiple. `columns` are their properties, of which
+    ``object_id`` becomes the ids, and `what` names the file in messages.
 
-    Returns
-    -------
-    Shapes
-        Polygons of one ring each: polylines whose last vertex is the first again. Polygons with holes or of several parts: a graph, each ring
-        a cycle of links, with the vertex attributes ``part``, ``ring`` (0 is the outer one) and ``order``. Lines: polylines. Lines of several
-        parts: a graph, in which places that an object's lines share are one vertex. Points: a point cloud, without objects where each feature
-        is one point (its properties are then vertex attributes).
-
-    Raises
-    ------
-    SourceError
-        If kinds are mixed, or one is empty or missing; with its row.
+    Polygons of one ring each become polylines whose last vertex is the first again. Polygons with holes or of several
+    parts become a graph, each ring a cycle of links, with the vertex attributes ``part``, ``ring`` (0 is the outer one)
+    and ``order``. Lines become polylines; lines of several parts a graph, in which places that an object's lines share
+    are one vertex. Points become a point cloud, without objects where each feature is one point (its properties are
+    then vertex attributes).
     """
     shapely = load_library("shapely")
     geometries, family, deep = _of_one_family(geometries, what)
@@ -341,10 +316,7 @@ def _polygons(
 def write_geojson(content: Content, path: Path) -> None:
     """Write shapes as GeoJSON, an object a feature; ids are the property ``object_id``, missing values are null.
 
-    Raises
-    ------
-    SourceError
-        If a value is infinite, which JSON has no number for.
+    Raises `SourceError` for infinite values, which JSON has no number for.
     """
     shapely = load_library("shapely")
     geometries, columns = features_of(content.shapes)
@@ -477,31 +449,14 @@ def read_spatialdata(
 ) -> Content:
     """Read one points or shapes element of a SpatialData store.
 
-    Parameters
-    ----------
-    path : Path or Location
-        The store, or the element's own folder below it, e.g. ``data.zarr/shapes/cells``.
-    element : str or None
-        ``"points/NAME"`` or ``"shapes/NAME"``; None: the only one there is.
-    system : str
-        The coordinate system; positions are moved into it (identity, scale, translation, affine, and sequences of them).
-    objects : str or None
-        Points: the column with the object of each point.
+    `path` is the store, or the element's own folder below it, e.g. ``data.zarr/shapes/cells``. `element` is
+    ``"points/NAME"`` or ``"shapes/NAME"``; None: the only one there is. Positions are moved into the coordinate system
+    `system` (identity, scale, translation, affine, and sequences of them). `objects` is, for points, the column with
+    the object of each.
 
-    Returns
-    -------
-    Content
-        Points: a point cloud, columns as vertex attributes (texts as codes). Circles: one point an object with the vertex attribute ``radius``.
-        Polygons: see `raggedatlas.wings.vectors.converters.geospatial.shapes_of_geometries`.
-
-    Raises
-    ------
-    SourceError
-        If there is no such element, coordinate system or transformation, or the element cannot be read.
-    StoreError
-        If the element holds a symlink.
-    MissingExtraError
-        For shapes without the extra ``geometry``.
+    Points become a point cloud, with their columns as vertex attributes (texts as codes). Circles become objects of one
+    point with the vertex attribute ``radius``. For polygons see `shapes_of_geometries`. Symlinks in a local element are
+    refused with a `StoreError`.
     """
     folder = _element(path, element)
     if isinstance(folder, Path):
@@ -695,16 +650,10 @@ def _matrix(transform: Mapping[str, Any], n_dims: int, folder: AnyPath) -> NDArr
 
 
 def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -> None:
-    """Write a SpatialData store with one element: ``points/NAME`` or ``shapes/NAME``; circles where points have a ``radius``.
+    """Write a SpatialData store with one element: ``points/NAME`` or ``shapes/NAME``.
 
-    Parameters
-    ----------
-    content : Content
-        A point cloud (with objects of one point each and a ``radius``: circles), polylines that are closed, or polygons as a graph.
-    path : Path
-        The store.
-    name : str
-        Of the element.
+    The content is a point cloud (with objects of one point each and a ``radius``: circles), polylines that are closed,
+    or polygons as a graph. `name` is that of the element.
     """
     import pyarrow.parquet as papq
 

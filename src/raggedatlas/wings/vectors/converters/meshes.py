@@ -55,23 +55,11 @@ def _parsing(path: Path, what: str) -> Iterator[None]:
 
 
 def read_ply(path: Path) -> Content:
-    """Read a PLY file: a mesh if it has faces, else points.
+    """Read a PLY file, text or binary: a mesh if it has faces, else points.
 
-    Parameters
-    ----------
-    path : Path
-        A ``.ply`` file, text or binary.
-
-    Returns
-    -------
-    Content
-        All further columns become attributes; ``red green blue (alpha)`` become ``color``, ``nx ny nz`` become ``normal``. A column
-        ``object_id`` of the vertices puts them into objects.
-
-    Raises
-    ------
-    SourceError
-        If the file cannot be read, ends too early, or is binary with faces of different numbers of corners.
+    All further columns become attributes; ``red green blue (alpha)`` become ``color``, ``nx ny nz`` become ``normal``.
+    A column ``object_id`` of the vertices puts them into objects. A binary file with faces of different numbers of
+    corners is refused.
     """
     ply = load_library("trimesh.exchange.ply")
     with _parsing(path, f"complete PLY ({_AS_TEXT[:-1]})"):
@@ -225,13 +213,7 @@ def ply_losses(content: Content) -> Iterator[str]:
 
 
 def cut_losses(content: Content) -> Iterator[str]:
-    """Yield whether faces are cut into triangles.
-
-    Raises
-    ------
-    SourceError
-        If faces have fewer than three corners.
-    """
+    """Yield whether faces are cut into triangles; raise `SourceError` if they have fewer than three corners."""
     shapes = content.shapes
     width = 3 if shapes.links is None else shapes.links.shape[1]
     if shapes.kind == "mesh" and width < 3:
@@ -264,22 +246,10 @@ BAD_FACE = rb"(?m)^f(?:[ \t]+\S+){0,2}[ \t\r]*$|^f(?:[ \t].*)?[ \t](?:0|-\d+)(?:
 def read_obj(path: Path) -> Content:
     """Read a Wavefront OBJ file: triangles, and larger faces cut into triangles.
 
-    Parameters
-    ----------
-    path : Path
-        A ``.obj`` file.
-
-    Returns
-    -------
-    Content
-        One object for each ``o`` (or ``g``, where there is no ``o``) with faces, with its name; vertices that several objects use, or with
-        several normals or textures, are repeated. Vertex attributes ``color`` and ``normal``; ids from names like ``object_7`` and
-        ``object_7 name``.
-
-    Raises
-    ------
-    SourceError
-        If it cannot be read, a face has fewer than three corners, or names a vertex that is not there, or one counted from the end.
+    The result has one object for each ``o`` (or ``g``, where there is no ``o``) with faces, with its name; vertices
+    that several objects use, or with several normals or textures, are repeated. Vertex attributes are ``color`` and
+    ``normal``; ids come from names like ``object_7`` and ``object_7 name``. Vertices that are counted from the end are
+    refused.
     """
     # In the one form that trimesh takes: no tabs, indents, continued lines and comments behind numbers.
     data = re.sub(rb"\\\r?\n|\t", b" ", path.read_bytes())
@@ -450,22 +420,9 @@ def stl_losses(content: Content) -> Iterator[str]:
 def read_stl(path: Path, *, merge: bool = True) -> Content:
     """Read an STL file, binary or text.
 
-    Parameters
-    ----------
-    path : Path
-        A ``.stl`` file.
-    merge : bool
-        Whether corners at the same position become one vertex, so that triangles are connected.
-
-    Returns
-    -------
-    Content
-        An object for each ``solid`` of a text; the two bytes of a binary triangle become the attribute ``attribute`` where any are set.
-
-    Raises
-    ------
-    SourceError
-        If the file ends too early or is no STL.
+    If `merge`, corners at the same position become one vertex, so that triangles are connected. The result has an
+    object for each ``solid`` of a text; the two bytes of a binary triangle become the link attribute ``attribute``
+    where any are set.
     """
     data = path.read_bytes()
     with _parsing(path, "STL"):

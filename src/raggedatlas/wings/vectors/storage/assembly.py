@@ -41,22 +41,11 @@ def assemble_shapes(
     ids: NDArray[np.int64] | None,
     cross: CrossLinks | None = None,
 ) -> Shapes:
-    """Return the shapes of some fragments of a level.
+    """Return the shapes of some fragments of a level, whose kind and conventions `root` tells.
 
-    Parameters
-    ----------
-    level : Level
-        Chunks with their fragments, and links if the kind has them.
-    root : Geometry
-        Kind and conventions of the store.
-    fragments : (P,) int64
-        Fragment numbers of the level, in traversal order.
-    objects : (B + 1,) int64
-        Fragments of each object; fragments after the last bound belong to no object.
-    ids : (B,) int64 or None
-        Ids of the objects; None if there are none.
-    cross : CrossLinks or None
-        Links across chunks; those with an end in another chunk are dropped.
+    `fragments`, (P,), are fragment numbers of the level, in traversal order, and `objects`, (B + 1,), the bounds of
+    each object among them; fragments after the last bound belong to no object. `ids` is None if there are no objects.
+    Links across chunks, `cross`, with an end in a chunk that `level` does not have are dropped.
     """
     assert level.fragments is not None
     local, counts = fragment_rows(level.fragments, fragments)
@@ -98,16 +87,8 @@ def mask_repeated_rows(
 ) -> NDArray[np.bool_]:
     """Return which rows to keep of polylines in which a piece ends with the first vertex of the next piece.
 
-    Parameters
-    ----------
-    positions : (N, D) array
-        Vertices.
-    rows : (R,) int64
-        Rows of all fragments, in traversal order.
-    bounds : (P + 1,) int64
-        Rows of each fragment.
-    objects : (B + 1,) int64
-        Fragments of each object.
+    `rows` are those of all fragments, in traversal order; `bounds`, (P + 1,), are the bounds of fragments among them,
+    and `objects`, (B + 1,), the bounds of objects among the fragments.
     """
     kept = np.ones(len(rows), bool)
     # A fragment that begins an object continues nothing, even at the position where the previous object ends.
@@ -170,14 +151,8 @@ def _add_links(
 class RowLookup:
     """Mapping from rows of a level to rows of the shapes, including rows shared by several objects.
 
-    Parameters
-    ----------
-    rows : (N,) int64
-        Row of the level of each vertex of the shapes.
-    offsets : (B + 1,) int64
-        Vertices of each object.
-    n_rows : int
-        Number of rows of the level.
+    `rows`, (N,), is the row of the level of each vertex of the shapes; `offsets` are those of the objects, and `n_rows`
+    is the number of rows of the level.
     """
 
     def __init__(self, rows: NDArray[np.int64], offsets: NDArray[np.int64], n_rows: int) -> None:
@@ -205,7 +180,8 @@ class RowLookup:
     def place(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the links whose ends are all present, renumbered, and their indices among the given links.
 
-        If objects share rows, a link is returned once for each object that has all of its ends; links between objects follow.
+        If objects share rows, a link is returned once for each object that has all of its ends; links between objects
+        follow.
         """
         if not self.is_shared:
             return self._simple(ends)
@@ -267,17 +243,8 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
 class FragmentReader:
     """Reader of single fragments of a level with raw vertices; only their rows are copied.
 
-    Parameters
-    ----------
-    reader : LevelReader
-        The level.
-    keys : (n, K) int64
-        Chunks, ascending.
-
-    Raises
-    ------
-    CorruptError
-        If the header of a fragment index does not match its bytes.
+    `keys`, (n, K), are chunks, ascending. The headers of their fragment indexes are checked at once; damaged ones are a
+    `CorruptError`.
     """
 
     def __init__(self, reader: LevelReader, keys: NDArray[np.int64]) -> None:
@@ -302,21 +269,9 @@ class FragmentReader:
     ) -> Shapes:
         """Return the objects that some fragments form.
 
-        Parameters
-        ----------
-        place, fragments : (P,) int64
-            Index in `keys` of the chunk of each fragment, and its number there, in traversal order.
-        objects : (B + 1,) int64
-            Fragments of each object.
-        ids : (B,) int64
-            Ids of the objects.
-        wanted : callable
-            Predicate on attribute names.
-
-        Raises
-        ------
-        CorruptError
-            If a chunk does not have a fragment, or the data read is inconsistent.
+        `place` and `fragments`, (P,), are the index in `keys` of the chunk of each fragment, and its number there, in
+        traversal order; `objects`, (B + 1,), are the bounds of objects among them. `wanted` is a predicate on attribute
+        names.
         """
         reader, root = self.reader, self.reader.root
         raw: list[Bytes] = []

@@ -36,18 +36,10 @@ _FAULTS = {
 
 @dataclass(frozen=True)
 class Blobs:
-    """Concatenated byte strings.
-
-    Parameters
-    ----------
-    data : (n_bytes,) uint8
-        All bytes.
-    bounds : (n + 1,) int64
-        Blob ``i`` is ``data[bounds[i]:bounds[i + 1]]``.
-    """
+    """Concatenated byte strings."""
 
     data: Bytes
-    bounds: NDArray[np.int64]
+    bounds: NDArray[np.int64]  # (n + 1,): blob i is data[bounds[i]:bounds[i + 1]]
 
     def __len__(self) -> int:
         """Return the number of blobs."""
@@ -65,13 +57,7 @@ def to_bytes(array: NDArray[Any]) -> Bytes:
 
 
 def from_bytes(data: Bytes, dtype: DTypeLike, columns: int | None = None, what: str = "A chunk") -> NDArray[Any]:
-    """Return bytes as values, or as rows of `columns` values.
-
-    Raises
-    ------
-    CorruptError
-        If the size is not a multiple of the row size.
-    """
+    """Return bytes as values, or as rows of `columns` values; `CorruptError` if the size is not a multiple of the row size."""
     kind = np.dtype(dtype).newbyteorder("<")
     size = kind.itemsize * (columns or 1)
     if data.size % size:
@@ -132,13 +118,7 @@ def encode_vlen(blobs: Blobs) -> bytes:
 
 
 def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
-    """Return the items of a vlen-bytes chunk, without their length prefixes.
-
-    Raises
-    ------
-    CorruptError
-        If it is truncated, or has bytes after its last item.
-    """
+    """Return the items of a vlen-bytes chunk, without their length prefixes."""
     if chunk.size < 4:
         raise CorruptError(f"{what} has {chunk.size} bytes; expected at least 4.")
     count = int(chunk[:4].view("<u4")[0]) if chunk.flags.c_contiguous else int.from_bytes(chunk[:4].tobytes(), "little")
@@ -173,25 +153,14 @@ def raise_fault(fault: int, what: str) -> None:
 def encode_ragged(rows: Bytes, starts: NDArray[np.int64] | None = None) -> bytes:
     """Return an inline stream: number of groups of rows, byte offset of each, bytes of the rows.
 
-    Parameters
-    ----------
-    rows : (n_bytes,) uint8
-        Rows of all groups.
-    starts : (K,) int64 or None
-        Byte offset of each group in `rows`; None: one group.
+    `starts`, (K,), is the byte offset of each group in `rows`; None: one group.
     """
     begin = np.zeros(1, np.int64) if starts is None else starts
     return to_bytes(np.concatenate([[len(begin)], begin]).astype(np.int64)).tobytes() + rows.tobytes()
 
 
 def decode_ragged(blob: Bytes, what: str = "A stream of rows") -> Blobs:
-    """Return the groups of rows of an inline stream, as bytes.
-
-    Raises
-    ------
-    CorruptError
-        If a number is negative, or offsets decrease or are out of range.
-    """
+    """Return the groups of rows of an inline stream, as bytes."""
     count = int(from_bytes(blob[:8], np.int64, what=what)[0]) if blob.size >= 8 else -1
     if count < 0 or 8 * (count + 1) > blob.size:
         raise CorruptError(f"{what} declares {count:,} groups of rows in {blob.size:,} bytes. Restore it from a copy.")
@@ -225,14 +194,8 @@ def decode_groups(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return offsets (G + 1,) and ids of groups, from either encoding.
 
-    Parameters
-    ----------
-    data : (n_bytes,) uint8
-        A ragged stream, or bare ids.
-    starts : (G,) int64 or None
-        The sidecar: with bare ids the first is 0. None: `data` is a ragged stream.
-    n_groups : int
-        Number of groups declared by the attributes.
+    `data` is a ragged stream if `starts`, the sidecar, is None or its first offset is not 0, else bare ids. `n_groups`
+    is the number that the attributes declare.
     """
     # In a stream the first group begins after the header, so a first offset of 0 means bare ids.
     if starts is None or (len(starts) and starts[0] != 0):
@@ -255,13 +218,7 @@ def encode_records(chunks: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArra
 
 
 def decode_records(data: Bytes, width: int, n_dims: int, what: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return chunks (M, L, D) and rows (M, L) of records.
-
-    Raises
-    ------
-    CorruptError
-        If the size is not a multiple of the record size, or a row is negative.
-    """
+    """Return chunks (M, L, D) and rows (M, L) of records; negative rows are refused."""
     table = from_bytes(data, np.int64, width * (n_dims + 1), what).reshape(-1, width, n_dims + 1)
     if (table[:, :, -1] < 0).any():
         raise CorruptError(f"{what} holds a negative row. Restore it from a copy.")
@@ -312,11 +269,8 @@ def encode_fragments(fragments: Fragments) -> Blobs:
 def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
     """Return the fragments of many chunks; every blob is validated first.
 
-    Raises
-    ------
-    CorruptError
-        If magic, version or flags are wrong, a count does not match the bitmap or the size, offsets decrease, or a number is
-        negative.
+    Raises `CorruptError` if magic, version or flags are wrong, a count does not match the bitmap or the size, offsets
+    decrease, or a number is negative.
     """
     result = try_decode_fragments(blobs)
     if isinstance(result, Fragments):
@@ -366,21 +320,9 @@ def locate_fragments(
 ) -> None:
     """Locate some fragments of one chunk; the others are not read.
 
-    Parameters
-    ----------
-    blob : (n_bytes,) uint8
-        A ZVFG blob.
-    which : (P,) int64
-        Fragment numbers, ascending, all in range.
-    n_rows : int
-        Number of rows of the chunk.
-    spans : (P, 3) int64
-        Output: first row of a range, or -1; byte offset of a list in the blob; number of rows.
-
-    Raises
-    ------
-    CorruptError
-        If what was read of the blob is invalid, a range exceeds the rows, or a fragment does not exist.
+    `which`, (P,), are fragment numbers, ascending, all in range. `spans`, (P, 3), is the output: first row of a range,
+    or -1; byte offset of a list in the blob; number of rows. Raises `CorruptError` if what was read of the blob is
+    invalid, a range exceeds `n_rows`, the rows of the chunk, or a fragment does not exist.
     """
     fault = library().ra_locate_fragments(blob, blob.size, which, len(which), n_rows, spans)
     if fault:
@@ -388,12 +330,7 @@ def locate_fragments(
 
 
 class FragmentIndex:
-    """Random access to the fragments of one chunk, decoded lazily.
-
-    Parameters
-    ----------
-    blob : (n_bytes,) uint8
-        A ZVFG blob.
+    """Random access to the fragments of one chunk, a ZVFG blob, decoded lazily.
 
     Examples
     --------
@@ -440,10 +377,7 @@ class FragmentIndex:
 def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the chunk-local rows of some fragments, concatenated, and the number of rows of each.
 
-    Raises
-    ------
-    CorruptError
-        If a requested fragment does not exist, or a list exceeds the available rows.
+    Raises `CorruptError` if a requested fragment does not exist, or a list exceeds the available rows.
     """
     counts = fragments.counts[which]
     rows = np.empty(counts.sum(), np.int64)
@@ -466,12 +400,7 @@ def chunks_as_fragments(sizes: NDArray[np.int64]) -> Fragments:
 def lacks_rows(fragments: Fragments, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which fragments refer to a row that their chunk does not have: (F,) bool.
 
-    Parameters
-    ----------
-    fragments : Fragments
-        Fragments of all chunks; lists do not exceed its rows.
-    sizes : (C,) int64
-        Number of rows of each chunk.
+    `fragments` are those of all chunks; lists do not exceed its rows. `sizes` is the number of rows of each chunk.
     """
     limit = np.repeat(sizes, np.diff(fragments.bounds))
     listed = np.flatnonzero(~fragments.is_range)
@@ -536,21 +465,10 @@ def _build_objects(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of sever
 
 
 def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objects:
-    """Return the object index of encoded manifests.
+    """Return the object index of encoded manifests, one for each object.
 
-    Parameters
-    ----------
-    blobs : Blobs
-        One manifest for each object.
-    n_dims : int
-        Number of coordinates of a chunk.
-    ids : (n,) int64
-        Ids of the objects.
-
-    Raises
-    ------
-    CorruptError
-        If a manifest has an unknown mode, is truncated, has trailing bytes, or holds a negative number.
+    `n_dims` is the number of coordinates of a chunk. Raises `CorruptError` if a manifest has an unknown mode, is
+    truncated, has trailing bytes, or holds a negative number.
     """
     totals, where = np.zeros(2, np.int64), c_int64()
     data, first, n = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs)
@@ -571,13 +489,7 @@ def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objec
 
 
 def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
-    """Return the concatenated manifests of ``object_index/data`` as separate blobs.
-
-    Raises
-    ------
-    CorruptError
-        If their number is not `n_objects`.
-    """
+    """Return the concatenated manifests of ``object_index/data`` as separate blobs; `CorruptError` if they are not `n_objects`."""
     # A manifest takes at least 4 bytes, so a damaged count is refused before memory is allocated for it.
     if n_objects < 0 or 4 * n_objects > data.size:
         raise CorruptError(
@@ -600,12 +512,7 @@ class ObjectFragments(NamedTuple):
 def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which blocks refer to a fragment that their chunk does not have, (K,) bool, without expanding ranges.
 
-    Parameters
-    ----------
-    objects : Objects
-        The index.
-    limits : (K,) int64
-        Number of fragments of each block's chunk; 0 for a missing chunk.
+    `limits`, (K,), is the number of fragments of each block's chunk; 0 for a missing chunk.
     """
     listed = np.flatnonzero(objects.modes == LIST)
     return (objects.counts > 0) & _exceed(objects.starts, objects.counts, limits, listed, objects.fragments)
@@ -614,19 +521,9 @@ def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[
 def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) -> ObjectFragments:
     """Return the fragments of an object index, expanded, in traversal order.
 
-    Parameters
-    ----------
-    objects : Objects
-        The index.
-    limits : (K,) int64
-        Number of fragments of each block's chunk. Counts of a damaged index are checked against it before memory is allocated.
-    where : str
-        The level, for messages.
-
-    Raises
-    ------
-    CorruptError
-        If a block refers to a fragment that its chunk does not have.
+    `limits`, (K,), is the number of fragments of each block's chunk. Counts of a damaged index are checked against it
+    before memory is allocated: a block that refers to a fragment that its chunk does not have is a `CorruptError`.
+    `where` names the level in messages.
     """
     if find_missing_blocks(objects, limits).any():
         raise CorruptError(
@@ -668,15 +565,7 @@ def _draco_library() -> Any:  # noqa: ANN401 - a module
 
 
 def encode_cells(level: Level, width: int | None) -> Blobs:
-    """Return one Draco bit stream per chunk; the order of vertices and faces is preserved.
-
-    Raises
-    ------
-    MissingExtraError
-        If DracoPy is not installed.
-    CorruptError
-        If the links are not triangles.
-    """
+    """Return one Draco bit stream per chunk; the order of vertices and faces is preserved. Links must be triangles."""
     library = _draco_library()
     if width not in (None, 3):
         raise CorruptError(f"Draco encodes triangles; these links have {width} ends. Use the encoding 'raw'.")
@@ -693,15 +582,7 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
 
 
 def decode_cell(blob: Bytes, what: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return vertices (N, 3) and faces (M, 3) of a Draco bit stream.
-
-    Raises
-    ------
-    MissingExtraError
-        If DracoPy is not installed.
-    CorruptError
-        If it cannot be decoded.
-    """
+    """Return vertices (N, 3) and faces (M, 3) of a Draco bit stream."""
     library = _draco_library()
     try:
         mesh = library.decode(blob.tobytes())

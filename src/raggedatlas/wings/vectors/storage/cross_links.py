@@ -26,30 +26,16 @@ from raggedatlas.wings.vectors.storage.zarr_reader import CellArray, node_attrib
 
 @dataclass(frozen=True)
 class OffsetSegment:
-    """The links of one set of chunk offsets, one array of layout 0.9.
+    """The links of one set of chunk offsets, one array of layout 0.9."""
 
-    Parameters
-    ----------
-    offsets : (L - 1, D) int64
-        Offset of the chunks of the ends after the first, relative to the anchor of the source chunk.
-    cells : (C, D) int64
-        Source chunks, ascending.
-    bounds : (C + 1,) int64
-        Records of each cell.
-    rows : (M, L) or (M, L + 1) int64
-        Rows of the ends, preceded by the permutation number if ends were sorted.
-    record : (M,) int64
-        Link of each record.
-    has_permutation : bool
-        Whether records have a permutation number.
-    """
-
+    # (L - 1, D): offset of the chunks of the ends after the first, relative to the anchor of the source chunk
     offsets: NDArray[np.int64]
-    cells: NDArray[np.int64]
-    bounds: NDArray[np.int64]
+    cells: NDArray[np.int64]  # (C, D): source chunks, ascending
+    bounds: NDArray[np.int64]  # (C + 1,): records of each cell
+    # (M, L) or (M, L + 1): rows of the ends, preceded by the permutation number if ends were sorted
     rows: NDArray[np.int64]
-    record: NDArray[np.int64]
-    has_permutation: bool
+    record: NDArray[np.int64]  # (M,): link of each record
+    has_permutation: bool  # whether records have a permutation number
 
     @property
     def name(self) -> str:
@@ -71,13 +57,7 @@ def segment_name(offsets: NDArray[np.int64]) -> str:
 
 
 def parse_segment(name: str, width: int, n_dims: int) -> NDArray[np.int64]:
-    """Parse the offsets of an array name.
-
-    Raises
-    ------
-    CorruptError
-        If there are not ``width - 1`` ends of `n_dims` integers.
-    """
+    """Parse the offsets of an array name; `CorruptError` if there are not ``width - 1`` ends of `n_dims` integers."""
     if width == 1 and name == "self":
         return np.zeros((0, n_dims), np.int64)
     try:
@@ -110,23 +90,11 @@ def encode_cross_links(
     directed: bool,
     store: str,
 ) -> list[OffsetSegment]:
-    """Sort links into arrays by offset, and into cells by source chunk.
+    """Sort links into arrays by offset, and into cells by source chunk; the result is sorted by name.
 
-    Parameters
-    ----------
-    chunks, rows : (M, L, D) and (M, L) int64
-        Ends of the links.
-    delta : int
-        How many levels the other ends are away, as in `CrossLinks`.
-    scales : (source, target)
-        Number of root chunks that a chunk spans, on the level of the first end and of the others: (D,) each.
-    directed, store : bool, str
-        As in `CrossLinks`.
-
-    Returns
-    -------
-    list of OffsetSegment
-        By name.
+    `chunks`, (M, L, D), and `rows`, (M, L), are the ends of the links; `delta`, `directed` and `store` are as in
+    `CrossLinks`. `scales` are the numbers of root chunks that a chunk spans, (D,) each, on the level of the first end
+    and on that of the others.
     """
     n, width, n_dims = chunks.shape
     record = np.arange(n)
@@ -217,10 +185,7 @@ def decode_cross_links(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return chunks and rows of the ends of a segment's links, with ends in their original order.
 
-    Raises
-    ------
-    CorruptError
-        If a permutation number is out of range, or a row is negative.
+    `scales` are as in `encode_cross_links`. Permutation numbers out of range and negative rows are refused.
     """
     width = len(segment.offsets) + 1
     source = np.repeat(segment.cells, np.diff(segment.bounds), axis=0)
@@ -256,14 +221,8 @@ def level_deltas(level: LevelReader) -> list[int]:
 class CrossLinkReader:
     """Lazy reader of links across chunks (delta 0) or levels.
 
-    Parameters
-    ----------
-    level : LevelReader
-        The owning level.
-    target : LevelReader or None
-        The level of the ends after the first; None if it does not exist.
-    delta : int
-        Difference of the level numbers.
+    `level` is the owning level, `target` that of the ends after the first; None if it does not exist. `delta` is the
+    difference of their numbers.
     """
 
     def __init__(self, level: LevelReader, target: LevelReader | None, delta: int) -> None:
@@ -316,12 +275,7 @@ class CrossLinkReader:
     ) -> CrossLinks | None:
         """Return the links that start in some chunks (in layout 0.7: all), or None if there are none.
 
-        Parameters
-        ----------
-        chunks : (n, K) int64 or None
-            Source chunks; None: all.
-        wanted : callable
-            Predicate on attribute names.
+        `chunks` are source chunks, (n, K); None: all. `wanted` is a predicate on attribute names.
         """
         parts = self._read_07(wanted) if self.level.layout == "0.7" else self._read_09(chunks, wanted)
         parts = [part for part in parts if part.n_links]

@@ -209,18 +209,8 @@ def cell_array(
 ) -> Iterator[File]:
     """Yield an array with one byte string per cell of a grid (layout 0.9); empty strings are omitted.
 
-    Parameters
-    ----------
-    path : str
-        Path of the array.
-    keys : (n, K) int64
-        Chunk keys, ascending.
-    blobs : Blobs
-        One per key.
-    attributes : mapping
-        Attributes of the array; the keys of cells and the origin are added.
-    grid : CellGridOptions
-        Origin, shape and files.
+    `keys`, (n, K), are chunk keys, ascending, with a blob each. The keys of cells and the origin are added to the
+    attributes.
     """
     # A cell that is not stored is the fill value, which is the empty string.
     some = np.diff(blobs.bounds) > 0
@@ -320,27 +310,13 @@ def _shard_pieces(
 
 @dataclass(frozen=True)
 class ArrayData:
-    """An array of a level, one byte string per chunk.
+    """An array of a level, one byte string per chunk."""
 
-    Parameters
-    ----------
-    path : str
-        Below the level, e.g. ``vertex_attributes/intensity``.
-    blobs : Blobs
-        One per chunk of the level.
-    attributes : dict
-        Its metadata, as in layout 0.7.
-    dtype : numpy dtype or None
-        Dtype of the values; None for the framed formats.
-    columns : int or None
-        Values per row; None: rows are single values.
-    """
-
-    path: str
-    blobs: Blobs
-    attributes: dict[str, Any]
-    dtype: np.dtype[Any] | None = None
-    columns: int | None = None
+    path: str  # below the level, e.g. "vertex_attributes/intensity"
+    blobs: Blobs  # one per chunk of the level
+    attributes: dict[str, Any]  # its metadata, as in layout 0.7
+    dtype: np.dtype[Any] | None = None  # of the values; None for the framed formats
+    columns: int | None = None  # values per row; None: rows are single values
 
 
 def attribute_metadata(kind: str, name: str, attribute: Attribute, shape: list[int]) -> dict[str, Any]:
@@ -642,8 +618,8 @@ def _level_files_09(geometry: Geometry, k: int, *, shards: bool, compression: st
 def _compression(level: Level, family: ArrayData, requested: str | None) -> str | None:
     """Return the compression of the chunks of a family.
 
-    By default only vertex attributes of points without objects are compressed: they are read by chunk (those of objects by row,
-    directly from the file), and their values, such as the genes of transcripts, are often small integers.
+    By default only vertex attributes of points without objects are compressed: they are read by chunk (those of objects
+    by row, directly from the file), and their values, such as the genes of transcripts, are often small integers.
     """
     if family.dtype is None:
         return None

@@ -56,28 +56,10 @@ def read_partition_attribute(
 ) -> dict[str, Attribute]:
     """Return the attribute encoded in the keys of chunks, by name; empty if chunks are partitioned by space only.
 
-    Parameters
-    ----------
-    facts : mapping
-        Metadata of the level: ``chunk_attribute_name`` and ``chunk_attribute_values``.
-    keys : (n, K) int64
-        Keys of chunks or fragments; the first part is the index of a value.
-    counts : (n,) int64
-        Number of vertices of each.
-    n_dims : int
-        Number of key parts that are space axes.
-    where : str
-        The level, for messages.
-
-    Returns
-    -------
-    dict
-        Numbers unchanged, texts as codes of categories.
-
-    Raises
-    ------
-    CorruptError
-        If the value index of a key is out of range.
+    The first part of `keys`, (n, K), those of chunks or fragments, is the index of a value in
+    ``chunk_attribute_values`` of `facts`, the metadata of the level. `counts` is the number of vertices of each key,
+    `n_dims` the number of key parts that are space axes, and `where` names the level in messages. Numbers are
+    unchanged, texts become codes of categories.
 
     Examples
     --------
@@ -130,23 +112,9 @@ def attribute_filter(names: Sequence[str] | None) -> AttributeFilter:
 
 
 class LevelReader:
-    """Reader of the arrays of one level.
+    """Reader of the arrays of one level of a store; `root` is the root metadata, without levels.
 
-    Parameters
-    ----------
-    files : StoreFiles
-        The store.
-    root : Geometry
-        The root metadata, without levels.
-    layout : str
-        ``"0.7"`` or ``"0.9"``.
-    number : int
-        Number of the level.
-
-    Raises
-    ------
-    SourceError
-        If the version of its arrays is not that of the root, or is unsupported.
+    Raises `SourceError` if the version of its arrays is not that of the root, or is unsupported.
     """
 
     def __init__(self, files: StoreFiles, root: Geometry, layout: str, number: int) -> None:
@@ -249,14 +217,7 @@ class LevelReader:
     ) -> Level:
         """Return some chunks as a level: vertices, their attributes, and the fragments and links named in `parts`.
 
-        Parameters
-        ----------
-        rows : (n,) int64
-            Rows of the chunks in `keys`, ascending.
-        wanted : callable
-            Predicate on attribute names.
-        parts : sequence of str
-            ``"fragments"`` and ``"links"``.
+        `rows`, (n,), are rows of the chunks in `keys`, ascending. `wanted` is a predicate on attribute names.
         """
         keys = self.keys.keys[rows]
         positions, bounds, faces = self._positions(keys)
@@ -277,12 +238,10 @@ class LevelReader:
     def read_rows(
         self, family: ChunkArray, keys: NDArray[np.int64], columns: int, name: str
     ) -> tuple[list[Bytes], np.dtype[Any], NDArray[np.int64]]:
-        """Return the bytes of some chunks of an array with rows of `columns` values, their dtype, and the number of rows of each.
+        """Return the bytes of some chunks of an array with rows of `columns` values.
 
-        Raises
-        ------
-        CorruptError
-            If the dtype is not numeric, or a chunk has an incomplete row.
+        Also returns the dtype of the values, and the number of rows of each chunk. Raises `CorruptError` if the dtype
+        is not numeric, or a chunk has an incomplete row.
         """
         dtype, raw = declared_dtype(family.attributes, f"{self.where}/{name}"), family.read(keys)
         sizes, size = blob_sizes(raw), dtype.itemsize * columns
@@ -401,24 +360,12 @@ def declared_dtype(attributes: Mapping[str, Any], where: str, *, texts: bool = F
 
 @dataclass(frozen=True)
 class AttributeStorage:
-    """Storage of the rows of an attribute.
+    """Storage of the rows of an attribute."""
 
-    Parameters
-    ----------
-    dtype : dtype
-        Dtype of a value.
-    columns : int or None
-        Values per row; None: one, and the attribute has one axis.
-    channels : tuple of str
-        Names of the channels, if they are named.
-    extra : dict
-        Metadata besides array and name.
-    """
-
-    dtype: np.dtype[Any]
-    columns: int | None
-    channels: tuple[str, ...]
-    extra: dict[str, Any]
+    dtype: np.dtype[Any]  # of a value
+    columns: int | None  # values per row; None: one, and the attribute has one axis
+    channels: tuple[str, ...]  # names of the channels, if they are named
+    extra: dict[str, Any]  # metadata besides array and name
 
     @property
     def size(self) -> int:
@@ -445,13 +392,9 @@ def attribute_storage(
 ) -> AttributeStorage:
     """Return the storage of an attribute, after checking it against the bytes of chunks.
 
-    zarr-vectors 0.9.2 declares rows of one value (``"row_shape": []``) even for attributes with several columns, and 0.2.0 declares
-    no shape; the number of columns then follows from the bytes, if it is the same in every chunk.
-
-    Raises
-    ------
-    CorruptError
-        If a chunk does not have one row per vertex, fragment or link.
+    zarr-vectors 0.9.2 declares rows of one value (``"row_shape": []``) even for attributes with several columns, and
+    0.2.0 declares no shape; the number of columns then follows from the bytes, if it is the same in every chunk. Raises
+    `CorruptError` if a chunk does not have one row per vertex, fragment or link.
     """
     dtype = declared_dtype(block, where, texts=True)
     counts = blob_sizes(raw)
@@ -496,13 +439,7 @@ def concat_bytes(parts: Sequence[Bytes]) -> Bytes:
 
 
 class ObjectIndex:
-    """The objects of a level and their fragments.
-
-    Parameters
-    ----------
-    level : LevelReader
-        The level.
-    """
+    """The objects of a level and their fragments."""
 
     def __init__(self, level: LevelReader) -> None:
         self.level = level
@@ -602,13 +539,7 @@ class ObjectIndex:
         return decode_manifests(blobs, self.n_dims, self.ids)
 
     def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index rows of objects.
-
-        Raises
-        ------
-        NotFoundError
-            If an id does not exist.
-        """
+        """Return the index rows of objects; raise `NotFoundError` if an id does not exist."""
         if self._stored_ids is None:
             rows, good = ids, (ids >= 0) & (ids < self.n_objects)
         else:
@@ -632,8 +563,8 @@ class ObjectIndex:
     def by_chunk(self) -> tuple[NDArray[np.int64], Objects]:
         """All blocks in chunk order.
 
-        Row of each block's chunk among those of the level (-1: absent), and an index whose entries are one block each, with the
-        id of its object.
+        Row of each block's chunk among those of the level (-1: absent), and an index whose entries are one block each,
+        with the id of its object.
         """
         every = self.every
         chunk = self.level.keys.find(every.chunks)

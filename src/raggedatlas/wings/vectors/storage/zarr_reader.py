@@ -36,18 +36,7 @@ from raggedatlas.wings.vectors.storage.codecs import (
 
 
 class StoreFiles:
-    """Access to the files below a location.
-
-    Parameters
-    ----------
-    location : Location
-        The root of a store.
-
-    Raises
-    ------
-    StoreError
-        If there is a symlink below a local one.
-    """
+    """Access to the files below a location, the root of a store; a symlink below a local one is a `StoreError`."""
 
     def __init__(self, location: Location) -> None:
         # Files below are opened by name.
@@ -129,12 +118,7 @@ def codec_names(codecs: list[Any]) -> list[str]:
 def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
     """Undo compressors and checksums; `names` are the codecs after the first.
 
-    Raises
-    ------
-    CorruptError
-        If a frame is damaged.
-    LimitError
-        If it decodes to more than `check_chunk_bytes` allows.
+    Raises `CorruptError` if a frame is damaged, and `LimitError` if it decodes to more than `check_chunk_bytes` allows.
     """
     from numcodecs import blosc, zstd
 
@@ -179,19 +163,8 @@ SUPPORTED_CODECS = {"zstd", "blosc", "gzip", "crc32c"}
 def read_array(files: StoreFiles, path: str, *, sparse: bool = False) -> NDArray[Any] | None:
     """Return a plain array of numbers or strings, or None if it does not exist.
 
-    Parameters
-    ----------
-    files : StoreFiles
-        The store.
-    path : str
-        The array.
-    sparse : bool
-        Whether a missing chunk stands for the fill value, as Zarr allows; otherwise it is refused.
-
-    Raises
-    ------
-    CorruptError
-        If it is a group, its metadata are damaged, or the size of a stored chunk does not match the array.
+    `sparse` tells whether a missing chunk stands for the fill value, as Zarr allows; otherwise it is refused. Raises
+    `CorruptError` if the array is a group, its metadata are damaged, or the size of a stored chunk does not match it.
     """
     node = files.node(path)
     if node is None:
@@ -273,13 +246,7 @@ class ChunkArray(Protocol):
 
 
 class KeyLookup:
-    """Lookup in a table of chunk keys: few keys through a dictionary, many through one search.
-
-    Parameters
-    ----------
-    keys : (n, K) int64
-        Ascending.
-    """
+    """Lookup in a table of chunk keys, (n, K), ascending: few keys through a dictionary, many through one search."""
 
     def __init__(self, keys: NDArray[np.int64]) -> None:
         self.keys = keys
@@ -297,13 +264,7 @@ class KeyLookup:
 
 
 def parse_keys(names: Sequence[str], where: str) -> NDArray[np.int64]:
-    """Parse dotted keys as (n, K) int64, ascending.
-
-    Raises
-    ------
-    CorruptError
-        If a key is not a list of integers, or lengths differ.
-    """
+    """Parse dotted keys as (n, K) int64, ascending; `CorruptError` if a key is not a list of integers, or lengths differ."""
     if not names:
         return np.zeros((0, 0), np.int64)
     n_parts = names[0].count(".") + 1
@@ -440,17 +401,7 @@ class _InnerChunks:
 
 
 class CellArray:
-    """A per-chunk array of layout 0.9: one byte string per cell of a grid.
-
-    Parameters
-    ----------
-    files : StoreFiles
-        The store.
-    path : str
-        The array.
-    node : dict
-        Its metadata.
-    """
+    """A per-chunk array of layout 0.9: one byte string per cell of a grid."""
 
     def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
         self.attributes = node_attributes(node)
@@ -496,17 +447,7 @@ class CellArray:
 
 
 class VlenArray:
-    """A one-dimensional array of byte strings: manifests, groups, texts.
-
-    Parameters
-    ----------
-    files : StoreFiles
-        The store.
-    path : str
-        The array.
-    node : dict
-        Its metadata.
-    """
+    """A one-dimensional array of byte strings: manifests, groups, texts."""
 
     def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
         self.attributes = node_attributes(node)
@@ -560,17 +501,7 @@ class VlenArray:
 
 
 class ChunkGroup:
-    """A per-chunk array of layout 0.7: a group with one array per chunk.
-
-    Parameters
-    ----------
-    files : StoreFiles
-        The store.
-    path : str
-        The group.
-    node : dict
-        Its metadata.
-    """
+    """A per-chunk array of layout 0.7: a group with one array per chunk."""
 
     def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
         self.attributes = node_attributes(node)

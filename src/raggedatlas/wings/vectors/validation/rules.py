@@ -149,26 +149,12 @@ Key = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlacedProblem(Problem):
-    """A rule broken at one location of a geometry store.
+    """A rule broken at one location of a geometry store; `path` describes the location in words."""
 
-    Parameters
-    ----------
-    rule, level, path, message, fix
-        As for any `Problem`; `path` describes the location in words.
-    resolution : int or None
-        The resolution level; None: the root.
-    family : str
-        The array of that level, ``""`` for the level itself.
-    chunk : tuple of int or None
-        Key of the chunk.
-    object_id : int or None
-        Id of the object.
-    """
-
-    resolution: int | None = None
-    family: str = ""
-    chunk: Key | None = None
-    object_id: int | None = None
+    resolution: int | None = None  # the resolution level; None: the root
+    family: str = ""  # the array of that level, "" for the level itself
+    chunk: Key | None = None  # key of the chunk
+    object_id: int | None = None  # id of the object
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,34 +194,16 @@ def batches(keys: NDArray[np.int64]) -> Iterator[slice]:
 
 @dataclass
 class LevelSummary:
-    """Summary of one level after its chunks were checked; -1 for unknown counts.
-
-    Parameters
-    ----------
-    number : int
-        Number of the level.
-    facts : dict
-        Attributes of its group.
-    keys : (C, K) int64
-        Its chunks.
-    vertices, fragments, links : (C,) int64
-        Counts of each chunk.
-    widest : int
-        Maximum number of vertices of a fragment.
-    ids : (B,) int64 or None
-        Ids of its objects.
-    n_groups : int
-        Number of groups.
-    """
+    """Summary of one level after its chunks were checked; -1 for unknown counts."""
 
     number: int
-    facts: dict[str, Any]
-    keys: NDArray[np.int64]
-    vertices: NDArray[np.int64]
-    fragments: NDArray[np.int64]
-    links: NDArray[np.int64]
-    widest: int = 0
-    ids: NDArray[np.int64] | None = None
+    facts: dict[str, Any]  # attributes of its group
+    keys: NDArray[np.int64]  # (C, K): its chunks
+    vertices: NDArray[np.int64]  # (C,): counts of each chunk
+    fragments: NDArray[np.int64]  # likewise
+    links: NDArray[np.int64]  # likewise
+    widest: int = 0  # maximum number of vertices of a fragment
+    ids: NDArray[np.int64] | None = None  # (B,): ids of its objects
     n_groups: int = 0
 
     @cached_property
@@ -246,36 +214,18 @@ class LevelSummary:
 
 @dataclass
 class StoreChecker(Checker[Place]):
-    """Checker of one geometry store.
-
-    Parameters
-    ----------
-    files : StoreFiles
-        The store.
-    depth : int
-        Highest level of rules to check, 1 to 5.
-    layout : str
-        ``"0.7"`` or ``"0.9"``.
-    root : Geometry or None
-        The root metadata; None if it cannot be parsed.
-    levels : dict of int to LevelSummary
-        Summaries of the levels checked so far.
-    nodes : dict of str to dict
-        Every ``zarr.json`` read so far, by path.
-    unread : set of Place
-        Chunks that could not be read and are already reported.
-    """
+    """Checker of one geometry store."""
 
     rules: ClassVar[Mapping[str, Rule]] = RULES
     damage: ClassVar[str] = "V000"
 
     files: StoreFiles
-    depth: int
-    layout: str = "0.9"
-    root: Geometry | None = None
-    levels: dict[int, LevelSummary] = field(default_factory=dict)
-    nodes: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    unread: set[Place] = field(default_factory=set)
+    depth: int  # highest level of rules to check, 1 to 5
+    layout: str = "0.9"  # "0.7" or "0.9"
+    root: Geometry | None = None  # the root metadata; None if it cannot be parsed
+    levels: dict[int, LevelSummary] = field(default_factory=dict)  # summaries of the levels checked so far
+    nodes: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # every `zarr.json` read so far, by path
+    unread: set[Place] = field(default_factory=set)  # chunks that could not be read and are already reported
 
     def report(self, rule: str, place: Place, message: str, level: Level | None = None, fix: str = "") -> None:
         """Report a broken rule, unless it belongs to a level of validation that was not requested."""

@@ -3,6 +3,7 @@
 import shutil
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -15,8 +16,9 @@ from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.bundles import pack_datasets
 from raggedatlas.catalog.catalog import DATASETS, shares_bundles
 from raggedatlas.catalog.snapshots import diff_files
-from raggedatlas.errors import AtlasError
+from raggedatlas.errors import AtlasError, ConflictError
 from raggedatlas.store.bundle import SHARED
+from raggedatlas.store.tables import TableRows
 from support.atlases import small_anndata
 
 N_CELLS, SPACE = 20, "gene_expression"
@@ -287,6 +289,28 @@ def test_a_process_that_dies_leaves_the_datasets_as_they_were(
     monkeypatch.setattr("raggedatlas.catalog.assets._runs", lambda *_: False)
     atlas.repair()
     assert files(atlas) == before
+    assert problems(atlas) == []
+
+
+@pytest.mark.parametrize("lost", [1, 100])
+def test_a_commit_whose_response_is_lost_keeps_the_bundle(
+    atlas: ra.RaggedAtlas, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """Whether the next attempt succeeds or all seem to fail, the records name a bundle that is there."""
+    merge, left = TableRows.merge, [lost]
+
+    def lose(self: TableRows, *args: Any, **kwargs: Any) -> None:
+        merge(self, *args, **kwargs)
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ConflictError("another writer was faster")
+
+    monkeypatch.setattr(TableRows, "merge", lose)
+    monkeypatch.setattr("raggedatlas.store.tables.time.sleep", lambda _: None)
+    atlas.optimize()
+    assert len(shared(atlas)) == 1
+    assert "shared-" in atlas.dataset("d1").records[0].arrays
+    assert_content(atlas, range(N_DATASETS))
     assert problems(atlas) == []
 
 

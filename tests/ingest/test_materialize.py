@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import mudata as md
@@ -19,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import linked_values
+from raggedatlas.catalog import assets, linked_values
 from raggedatlas.catalog.assets import array_readers, read_links
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, SourceError, StaleSourceError, ValuesError
+from raggedatlas.ingest import materialize
 from raggedatlas.ingest.linking import SAMPLE_ROWS, SMALL_BYTES
 from raggedatlas.query.browse import AtlasView
 from raggedatlas.store.read import read_all
@@ -275,18 +277,69 @@ def test_it_is_refused(
     assert is_linked(linked)
 
 
-def test_another_process_is_waited_for(linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it lives; what it has written when it dies is written again."""
-    from raggedatlas.catalog import assets
+WRITING: dict[str, Callable[[RaggedAtlas], object]] = {
+    "materialize": lambda atlas: atlas.materialize(),
+    "add_csc": lambda atlas: atlas.add_csc("d", space="gene_expression"),
+    "relink": lambda atlas: atlas.relink("d"),
+}
+"""Calls that write arrays of a dataset, or their references."""
 
-    uid = linked.dataset("d").records[0].uid
-    owner = {**assets.this_process(), "pid": os.getppid(), "process_start": assets._process_start(os.getppid())}
-    assets.take_lease(linked._catalog, uid, owner)
-    with pytest.raises(ConflictError, match=str(os.getppid())):
-        linked.materialize()
-    assets.take_lease(linked._catalog, uid, {**owner, "process_start": -1})
-    assert linked.materialize() == ("d",)
+
+@pytest.mark.parametrize("call", WRITING)
+def test_another_process_is_waited_for(linked: RaggedAtlas, call: str) -> None:
+    """While it lives, on whatever machine; what it has written when it dies is written again."""
+    uid, here = linked.dataset("d").records[0].uid, assets.this_process()
+    parent = {**here, "pid": os.getppid(), "process_start": assets._process_start(os.getppid())}
+    # Containers on two machines often have the same pids.
+    for owner in (parent, {**here, "host": "elsewhere"}):
+        assets.take_lease(linked._catalog, uid, owner)
+        with pytest.raises(ConflictError, match=str(owner["pid"])):
+            WRITING[call](linked)
+        held = assets.read_lease(linked._catalog, uid)
+        assert held is not None
+        assert held["host"] == owner["host"]
+    assets.take_lease(linked._catalog, uid, {**parent, "process_start": -1})
+    WRITING[call](linked)
+    assert assets.read_lease(linked._catalog, uid) == {}
     assert problems(linked) == []
+
+
+@pytest.mark.parametrize("call", WRITING)
+def test_another_thread_is_refused(linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """While one call writes, each of the others is refused, and what the first one writes is whole."""
+    copy, refused = materialize._copy_dataset, list[str]()
+
+    def meanwhile(*args: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(ConflictError, match="writes arrays of the dataset 'd'"):
+            pool.submit(WRITING[call], RaggedAtlas.open(linked.uri)).result()
+        refused.append(call)
+        return copy(*args)
+
+    monkeypatch.setattr(materialize, "_copy_dataset", meanwhile)
+    assert linked.materialize() == ("d",)
+    assert refused == [call]
+    assert problems(linked) == []
+
+
+def test_what_another_call_has_written_is_not_written_again(
+    linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that finished between the plan and the lease of another has done its work."""
+    hold, other = assets.hold_lease, RaggedAtlas.open(linked.uri)
+
+    def after(call: str) -> Callable[..., AbstractContextManager[Callable[[], None]]]:
+        def held(*args: Any) -> AbstractContextManager[Callable[[], None]]:
+            monkeypatch.setattr(f"raggedatlas.ingest.{modules[call]}.hold_lease", hold)
+            WRITING[call](other)
+            return hold(*args)
+
+        return held
+
+    modules = {"materialize": "materialize", "add_csc": "csc"}
+    for call, module in modules.items():
+        monkeypatch.setattr(f"raggedatlas.ingest.{module}.hold_lease", after(call))
+        assert WRITING[call](linked) == ()
+        assert problems(linked) == []
 
 
 @pytest.mark.parametrize("codec", ["packed", "standard"])

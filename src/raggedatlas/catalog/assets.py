@@ -4,8 +4,9 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, Catalog, ensure_table
-from raggedatlas.errors import ArgumentError, ConflictError, CorruptError, MissingExtraError, NotFoundError, StoreError
+from raggedatlas.errors import (
+    ArgumentError,
+    AtlasError,
+    ConflictError,
+    CorruptError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+)
 from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -70,6 +79,49 @@ def release_lease(catalog: Catalog, dataset_uid: str, *, own: bool = False) -> N
         write_group_attributes(catalog.arrays, dataset_uid, {_ATTRIBUTE: {}})
 
 
+_HELD, _HELD_LOCK = set[tuple[str, str]](), threading.Lock()
+"""Leases that calls of this process hold: Zarr store and dataset."""
+
+
+@contextlib.contextmanager
+def hold_lease(catalog: Catalog, dataset: DatasetRecord, call: str) -> Iterator[Callable[[], None]]:
+    """Hold the lease of a dataset of the atlas while a call writes arrays of it; refuse while another call holds it.
+
+    What the caller knows of the dataset it reads again under the lease. It calls what it gets right before its commit:
+    of two processes that take the lease at the same moment, the first then raises `ConflictError`.
+    """
+    uid, key = dataset.uid, (catalog.arrays.uri, dataset.uid)
+
+    def refuse_other() -> None:
+        lease = read_lease(catalog, uid)
+        if lease and not is_this_process(lease) and process_alive(lease, catalog.arrays.child(uid)):
+            raise _held_error(catalog, dataset, call, lease)
+
+    with _HELD_LOCK:
+        if key in _HELD:
+            raise _held_error(catalog, dataset, call, this_process())
+        _HELD.add(key)
+    try:
+        refuse_other()
+        take_lease(catalog, uid)
+        yield refuse_other
+    finally:
+        # A lease that is left does no harm: this process may take it again, and it ends with the process.
+        with contextlib.suppress(AtlasError):
+            lease = read_lease(catalog, uid)
+            if lease and is_this_process(lease):
+                release_lease(catalog, uid, own=True)
+        _HELD.discard(key)
+
+
+def _held_error(catalog: Catalog, dataset: DatasetRecord, call: str, lease: Mapping[str, Any]) -> ConflictError:
+    return ConflictError(
+        f"{call} is refused while process {lease.get('pid')} of {lease.get('host')} writes arrays of the dataset {dataset.name!r} of "
+        f"{catalog.location.uri}, since {lease.get('started_at')}; wait until it has finished. A process on another machine counts as dead "
+        "once it has written nothing for an hour."
+    )
+
+
 def is_atlas_group(attributes: Mapping[str, Any], space: str) -> bool:
     """Return whether the attributes of a group are empty, a lease, or a description that this package writes."""
     ours = attributes.get(_ATTRIBUTE, {})
@@ -118,14 +170,23 @@ def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timede
     is how long the newest object there may be unchanged if the process is on another machine.
     """
     here = this_process()
-    # A pid means something only on its host, since its boot and in its namespace.
-    if note is not None and all(note.get(key) == here[key] for key in ("host", "boot_id", "namespace")):
+    if note is not None and all(note.get(key) == here[key] for key in _SCOPE):
         return _runs(note.get("pid"), note.get("process_start"))
     newest = place.last_modified()
     if newest is None:
         return False
     age = datetime.now(UTC) - newest
     return age < (_YOUNG if note is None else grace)
+
+
+_SCOPE = ("host", "boot_id", "namespace")
+"""A pid means something only on its host, since its boot and in its namespace."""
+
+
+def is_this_process(note: Mapping[str, Any]) -> bool:
+    """Return whether a note is what `this_process` gave in this process."""
+    here = this_process()
+    return all(note.get(key) == here[key] for key in (*_SCOPE, "pid", "process_start"))
 
 
 def this_process() -> dict[str, Any]:
@@ -140,6 +201,7 @@ def this_process() -> dict[str, Any]:
         "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
         # Two containers on one machine may share host name, boot id and process ids.
         "namespace": namespace,
+        "thread": threading.get_ident(),
         "started_at": utc_now(),
     }
 

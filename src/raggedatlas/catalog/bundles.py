@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -260,37 +259,48 @@ def _commit(catalog: Catalog, bundle: Bundle, packed: Sequence[Sequence[DatasetR
         n_bytes=bundle.n_bytes, sha256=bundle.sha256, file=f"{bundle.folder}/{FILE}", n_datasets=len(packed)
     )
     was = {record.zarr_group: record for own in packed for record in own}
-    moved: set[str] = set()
 
-    def attempt() -> None:
+    def now() -> tuple[int, dict[str, list[DatasetRecord]], set[str]]:
+        """Return the version of the records, these of the datasets, and which of them name the bundle."""
         version = catalog.tables.version(DATASETS)
-        there = catalog.tables.at({DATASETS: version}).read(
+        rows = catalog.tables.at({DATASETS: version}).read(
             DATASETS, where=in_list("uid", [own[0].uid for own in packed])
         )
-        moved.clear()
-        rows: list[dict[str, Any]] = []
-        for uid, own in group_by_dataset(datasets_from_table(there)).items():
-            same = [
-                (r.arrays, r.facts) == (was[r.zarr_group].arrays, was[r.zarr_group].facts)
+        found = group_by_dataset(datasets_from_table(rows))
+        return version, found, {uid for uid, own in found.items() if any(_names(record, facts.file) for record in own)}
+
+    def attempt() -> set[str]:
+        # An earlier attempt may have been committed although its response was lost.
+        version, found, moved = now()
+        kept = {
+            uid: own
+            for uid, own in found.items()
+            if all(
+                r.zarr_group in was and (r.arrays, r.facts) == (was[r.zarr_group].arrays, was[r.zarr_group].facts)
                 for r in own
-                if r.zarr_group in was
-            ]
-            if len(same) == len(own) and all(same):
-                moved.add(uid)
-                rows += [respanned(record, facts, bundle.spans).model_dump() for record in own]
-        if rows:
+            )
+        }
+        if kept:
+            rows = [respanned(record, facts, bundle.spans).model_dump() for own in kept.values() for record in own]
             changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
             catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
+        return moved | kept.keys()
 
     try:
-        catalog.tables.retry(DATASETS, attempt)
+        moved = catalog.tables.retry(DATASETS, attempt)
     except ConflictError:
-        moved.clear()
+        catalog.tables.refresh([DATASETS])
+        *_, moved = now()
     if moved:
         release_lease(catalog, bundle.folder)
     else:
         catalog.arrays.child(bundle.folder).delete_prefix()
     return len(moved)
+
+
+def _names(record: DatasetRecord, file: str) -> bool:
+    """Return whether a record names a file."""
+    return any(f'"{file}"' in text for text in (record.facts, record.arrays))
 
 
 def respanned(
@@ -325,7 +335,7 @@ class Moves:
 
     def names(self, record: DatasetRecord) -> bool:
         """Return whether a record names one of the old bundles."""
-        return any(f'"{file}"' in record.facts or f'"{file}"' in record.arrays for file in self.files)
+        return any(_names(record, file) for file in self.files)
 
     def apply(self, rows: pa.Table) -> pa.Table:
         """Return rows of `datasets` that name the new bundles."""

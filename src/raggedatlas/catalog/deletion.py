@@ -13,7 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import group_by_dataset, process_alive, read_records, source_facts, this_process
+from raggedatlas.catalog.assets import (
+    group_by_dataset,
+    is_this_process,
+    process_alive,
+    read_records,
+    source_facts,
+    this_process,
+)
 from raggedatlas.catalog.catalog import CELLS, DATASETS, DELETIONS_KEY, Catalog
 from raggedatlas.catalog.cells import in_datasets, read_frame, write_frame
 from raggedatlas.catalog.versions import list_versions
@@ -54,7 +61,7 @@ def delete_cells(
     cell; those that a condition chose may be gone meanwhile.
     """
     catalog = catalog.session("delete_cells()")
-    deletion = DeletionRecord(uid=new_uid(), where=where, owner={**this_process(), "thread": threading.get_ident()})
+    deletion = DeletionRecord(uid=new_uid(), where=where, owner=this_process())
 
     def delete() -> _Plan:
         plans: list[_Plan] = []
@@ -290,8 +297,7 @@ def _refuse_running(catalog: Catalog, at: Catalog, action: str, own: str = "") -
 
 def _is_running(catalog: Catalog, record: DeletionRecord) -> bool:
     """Return whether the process that wrote a record may still delete its cells."""
-    here = this_process()
-    if all(record.owner.get(key) == here[key] for key in ("host", "boot_id", "namespace", "pid", "process_start")):
+    if is_this_process(record.owner):
         # A thread that comes here has ended its own deletion.
         return bool(record.owner.get("thread") != threading.get_ident())
     return process_alive(record.owner, catalog.tables.location.child(f"{CELLS}.lance"))

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.assets import (
     asset_kinds,
     group_by_dataset,
+    is_this_process,
     process_alive,
     purged,
     read_records,
@@ -135,7 +136,7 @@ def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
         # Read at the version that the commit below checks, so of two processes one loses.
         known = PurgeMark.from_json(catalog.tables.at({VERSIONS: at}).metadata(VERSIONS).get(PURGE_KEY, "null"))
         if known is not None:
-            own = all(known.owner.get(key) == here[key] for key in ("host", "pid", "process_start", "namespace"))
+            own = is_this_process(known.owner) and known.owner.get("thread") == here["thread"]
             if not own and known.owner and process_alive(known.owner, catalog.tables.location):
                 raise ConflictError(
                     f"The purge of dataset {known.shown} in {catalog.location.uri} is being run by process {known.owner.get('pid')} of "

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import array_columns, array_readers, find_dataset, read_specs, release_lease, take_lease
-from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.assets import array_columns, array_readers, find_dataset, hold_lease, read_specs
+from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
-from raggedatlas.ingest.group_changes import change_records, group_metadata_of, is_shared
+from raggedatlas.ingest.group_changes import change_records, group_metadata_of
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
@@ -61,20 +61,19 @@ def add_csc(
     unknown = sorted(set(layers or ()) - set(there))
     if not records or unknown:
         raise NotFoundError(f"Dataset {dataset!r} has the {space!r} layers {there}, not {unknown or 'any'}.")
-    shared = is_shared([spec for record in records for spec in read_specs(record).values()])
-    # The folder of a dataset whose files are in a shared bundle is named by no record until the copy is.
-    if shared:
-        take_lease(catalog, records[0].uid)
-    tasks = [partial(_copy_group, catalog, record, layers) for record in records]
     written: list[str] = []
-    for record, copy in zip(
-        records, in_order(run_tasks(tasks, executor, place=catalog.location, lost=_LOST)), strict=True
-    ):
-        if copy.layers:
-            _commit(catalog, record, copy)
-        written += copy.layers
-    if shared:
-        release_lease(catalog, records[0].uid)
+    with hold_lease(catalog, records[0], "add_csc()") as refuse_other:
+        # Another call may have made a copy before this one had the lease.
+        catalog.tables.refresh([DATASETS])
+        records = [r for r in find_dataset(catalog, records[0].uid) if r.feature_space == space]
+        tasks = [partial(_copy_group, catalog, record, layers) for record in records]
+        for record, copy in zip(
+            records, in_order(run_tasks(tasks, executor, place=catalog.location, lost=_LOST)), strict=True
+        ):
+            if copy.layers:
+                refuse_other()
+                _commit(catalog, record, copy)
+            written += copy.layers
     return tuple(written)
 
 

@@ -8,8 +8,7 @@ from raggedatlas.catalog.assets import read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, entries_from_table
-from raggedatlas.store.arrays import ArraySpec, GroupMetadata, describe_group, part_of, read_group
-from raggedatlas.store.bundle import SHARED
+from raggedatlas.store.arrays import GroupMetadata, describe_group, read_group
 from raggedatlas.store.sql import equals
 
 
@@ -55,8 +54,3 @@ def group_metadata_of(catalog: Catalog, record: DatasetRecord) -> GroupMetadata:
     except NotFoundError:
         kind = catalog.space(record.feature_space).kind.value
         return GroupMetadata({"raggedatlas": {"feature_space": record.feature_space, "kind": kind}}, {})
-
-
-def is_shared(specs: "list[ArraySpec]") -> bool:
-    """Return whether some of the arrays, or the references to them, are in a bundle that datasets share."""
-    return any(part is not None and SHARED.match(part.file) for part in map(part_of, specs))

@@ -1,9 +1,9 @@
 """Copy the values of linked datasets into the atlas: streamed, idempotent, dataset by dataset."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,16 +17,13 @@ from raggedatlas.catalog.assets import (
     column_layers,
     find_dataset,
     group_by_dataset,
+    hold_lease,
     open_array,
-    process_alive,
-    read_lease,
     read_links,
     read_records,
     read_specs,
-    release_lease,
-    take_lease,
 )
-from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.catalog.linked_values import (
     Places,
     beyond,
@@ -81,32 +78,33 @@ def materialize(
         chosen = [*{own[0].uid: own for own in found}.values()]
     chosen = [own for own in chosen if _is_linked(own)]
     earlier = _copied_before(catalog, {own[0].uid for own in chosen})
-    begun: list[DatasetRecord] = []
-
-    def tasks() -> Iterator[Callable[[], _DatasetCopy | AtlasError | None]]:
-        for own in chosen:
-            _take(catalog, own[0])
-            begun.append(own[0])
-            # As it is now: another process may have finished it before this one had the lease.
-            now = records_of(catalog, own[0].uid)
-            yield partial(_try_copy, catalog, now, earlier.get(own[0].uid))
-
+    begun: list[tuple[DatasetRecord, ExitStack, Callable[[], None]]] = []
     done, errors = list[str](), list[AtlasError]()
-    try:
-        for number, copy in enumerate(in_order(run_tasks(tasks(), executor, place=catalog.location, lost=_LOST))):
-            try:
-                if isinstance(copy, AtlasError):
-                    raise copy
-                if copy is not None and _commit(catalog, begun[number], copy):
-                    done.append(begun[number].name)
-            # The others do not depend on it.
-            except AtlasError as error:
-                errors.append(error)
-            release_lease(catalog, begun[number].uid)
-    finally:
-        for first in begun:
-            if read_lease(catalog, first.uid):
-                release_lease(catalog, first.uid)
+    with ExitStack() as leases:
+
+        def tasks() -> Iterator[Callable[[], _DatasetCopy | AtlasError | None]]:
+            for own in chosen:
+                lease = leases.enter_context(ExitStack())
+                begun.append((own[0], lease, lease.enter_context(hold_lease(catalog, own[0], "materialize()"))))
+                # Another process may have finished it before this one had the lease.
+                catalog.tables.refresh([DATASETS])
+                now = records_of(catalog, own[0].uid)
+                yield partial(_try_copy, catalog, now, earlier.get(own[0].uid))
+
+        copies = in_order(run_tasks(tasks(), executor, place=catalog.location, lost=_LOST))
+        for number, copy in enumerate(copies):
+            first, lease, refuse_other = begun[number]
+            with lease:
+                try:
+                    if isinstance(copy, AtlasError):
+                        raise copy
+                    if copy is not None:
+                        refuse_other()
+                        if _commit(catalog, first, copy):
+                            done.append(first.name)
+                # The others do not depend on it.
+                except AtlasError as error:
+                    errors.append(error)
     if errors:
         for other in errors[1:]:
             errors[0].add_note(f"Another dataset was not copied: {other}")
@@ -154,17 +152,6 @@ def _links(records: Sequence[DatasetRecord]) -> dict[str, dict[str, tuple[str, s
         for group, links in found.items()
         if links
     }
-
-
-def _take(catalog: Catalog, first: DatasetRecord) -> None:
-    """Take the lease of a dataset, so that no other process writes the same arrays."""
-    lease = read_lease(catalog, first.uid)
-    if lease and lease.get("pid") != os.getpid() and process_alive(lease, catalog.arrays.child(first.uid)):
-        raise ConflictError(
-            f"The dataset {first.name!r} of {catalog.location.uri} is being written by process {lease.get('pid')} of {lease.get('host')}, since "
-            f"{lease.get('started_at')}; wait until it has finished. A process on another machine counts as dead once it has written nothing for an hour."
-        )
-    take_lease(catalog, first.uid)
 
 
 def _copied_before(catalog: Catalog, uids: AbstractSet[str]) -> dict[str, list[DatasetRecord]]:

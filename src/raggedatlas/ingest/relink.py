@@ -13,12 +13,11 @@ from raggedatlas.catalog.assets import (
     array_readers,
     find_dataset,
     has_complete_rows,
+    hold_lease,
     open_array,
     read_links,
     read_specs,
-    release_lease,
     source_facts,
-    take_lease,
     with_transposed,
 )
 from raggedatlas.catalog.catalog import Catalog
@@ -98,8 +97,7 @@ def relink(
             keep_references(digest, references)
             text, is_hashed = _hash_values(catalog, records, new[first.zarr_group], there), True
     # The folder of a dataset whose files are in a shared bundle is named by no record until the references are.
-    take_lease(catalog, first.uid)
-    try:
+    with hold_lease(catalog, first, "relink()"):
         if digest != old.sha256:
             catalog.arrays.write_bytes(span.file, content)
         changed = describe_source(address, references.objects, "full" if is_hashed else "metadata")
@@ -116,8 +114,6 @@ def relink(
             )
 
         change_records(catalog, first.uid, "relink()", change)
-    finally:
-        release_lease(catalog, first.uid)
     if isinstance(place, Location):
         catalog.sources.remember(address, place)
     return address

@@ -83,6 +83,9 @@ def test_what_the_atlas_assigns_is_not_set(two: Two) -> None:
     assert layouts.register_features(catalog, SPACE, known.select(["uid", "symbol", "global_index"])) == 0
     with pytest.raises(SchemaError, match=f"'{uid_of('A')}' of '{SPACE}' is given 99 in the column 'global_index'"):
         layouts.register_features(catalog, SPACE, pa.table({"uid": [uid_of("A")], "global_index": [99]}))
+    for missing in (pa.nulls(1), pa.nulls(1, pa.string())):
+        with pytest.raises(SchemaError, match="1 of them null"):
+            layouts.register_features(catalog, SPACE, pa.table({"uid": missing, "symbol": ["new"]}))
     assert catalog.tables.version(table) == version
 
 

@@ -211,6 +211,22 @@ def test_quoted_digits_are_labels(tmp_path: Path, atlas: RaggedAtlas) -> None:
         assert obs_of(atlas)[name].loc[uids].tolist() == expected, name
 
 
+def test_a_name_from_a_file_is_one_that_may_be_given(tmp_path: Path, atlas: RaggedAtlas) -> None:
+    """An annotation takes the name of its file in a form that is no uid and is short enough."""
+    for number, stem in enumerate(("0123456789abcdef", "n" * 240)):
+        frame = pd.DataFrame({"uid": obs_of(atlas).index[:2], f"label{number}": ["a", "b"]})
+        frame.to_csv(tmp_path / f"{stem}.csv", index=False)
+        atlas.annotate(tmp_path / f"{stem}.csv")
+    assert {"dataset-0123456789abcdef", "n" * 200} <= {*atlas.annotations().index}
+
+
+def test_categories_without_rows_are_refused(atlas: RaggedAtlas) -> None:
+    """A table of no chunks has no values to write, whatever its types are."""
+    schema = pa.schema({"uid": pa.string(), "label": pa.dictionary(pa.int32(), pa.string())})
+    with pytest.raises(SourceError, match="no rows"):
+        atlas.annotate(pa.Table.from_batches([], schema=schema))
+
+
 def test_cells_by_name(atlas: RaggedAtlas) -> None:
     """Rows can name cells as their file did, within a dataset that a column or the call names."""
     names = [str(name) for name in atlas.list_datasets()["name"]]

@@ -53,11 +53,10 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
                 f"Features of {space!r} have the columns {schema.names}; got {some.column_names}. Leave out {foreign} or create the "
                 "atlas with registries={...: YourFeatureSchema}."
             )
-        if not (
-            pa.types.is_string(some.schema.field("uid").type) or pa.types.is_large_string(some.schema.field("uid").type)
-        ):
+        uids = some.column("uid")
+        if uids.null_count or not (pa.types.is_string(uids.type) or pa.types.is_large_string(uids.type)):
             raise SchemaError(
-                f"Uids of features are texts, as atlas.features() shows them in its index; got {some.schema.field('uid').type}."
+                f"Uids of features are texts, as atlas.features() shows them in its index; got {uids.type}, {uids.null_count:,} of them null."
             )
 
     def changes(before: pa.Table) -> tuple[pa.Table, pa.Table]:

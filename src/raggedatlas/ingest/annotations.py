@@ -39,7 +39,16 @@ from raggedatlas.model.assets import (
     result_columns,
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, frame_to_arrow, is_text
-from raggedatlas.model.ids import UidIndex, check_given_name, check_length, column_name, free_name, integer_ids, new_uid
+from raggedatlas.model.ids import (
+    UidIndex,
+    check_given_name,
+    check_length,
+    column_name,
+    fit_name,
+    free_name,
+    integer_ids,
+    new_uid,
+)
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.model.wings import answer
@@ -243,8 +252,9 @@ def with_facts(table: pa.Table) -> pa.Table:
         if facts_of(named):
             fields.append(named)
             continue
-        if pa.types.is_dictionary(kind) and column.num_chunks:
-            values = column.unify_dictionaries().chunk(0).dictionary
+        if pa.types.is_dictionary(kind):
+            chunks = column.unify_dictionaries().chunks
+            values = chunks[0].dictionary if chunks else pa.array([], kind.value_type)
             facts = ColumnFacts(named.name, "categorical", tuple(values.to_pylist()), kind.ordered, _kind(values.type))
         elif column.null_count and pa.types.is_integer(kind):
             # `int8` becomes `Int8` and `uint8` becomes `UInt8`, the nullable types of pandas.
@@ -338,7 +348,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     if columns:
         new = _new_columns(catalog, given, cells, columns, options)
         record = AnnotationRecord(
-            uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=snapshot,
+            uid=new_uid(), name=options.name or fit_name(given.name), source=given.uri, snapshot=snapshot,
             query=str(given.origin.get("summary", "")), recipe=given.recipe, on_conflict=options.on_conflict, n_cells=len(cells.rows),
         )  # fmt: skip
         report = _write(catalog, record, cells, new, options)

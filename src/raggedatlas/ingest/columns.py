@@ -21,7 +21,7 @@ from raggedatlas.model.assets import annotation_columns, result_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, nan_to_null
 from raggedatlas.model.ids import RESERVED, column_name, feature_uids, free_name, repeated_uids
 from raggedatlas.model.protocols import Source
-from raggedatlas.model.reports import ColumnReport
+from raggedatlas.model.reports import ColumnReport, Fate
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.store.storage_errors import check_schema
@@ -122,8 +122,8 @@ def plan_columns(
             note = note or f"stored as {there.type} like the column that is there"
             column = replace(column, type=there.type)
         plans.append(ColumnPlan(field.name, column))
-        fate = "cast" if note else ("renamed" if stored != field.name else "kept")
-        reports.append(ColumnReport(field.name, "cast" if note else fate, stored, note))  # type: ignore[arg-type]
+        fate: Fate = "cast" if note else ("renamed" if stored != field.name else "kept")
+        reports.append(ColumnReport(field.name, fate, stored, note))
     given = {"uid", "dataset_uid", *(plan.column.stored for plan in plans)}
     problems += [
         f"the schema needs {name!r}, which the source lacks; name the column that holds it with obs={{'its_name': {name!r}}}"
@@ -488,7 +488,7 @@ def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
             f"Uids and ids of features are texts, as atlas.features() shows them; got uid {types['uid']} and feature_id {types['feature_id']}."
         )
     known = read_registry(catalog, space).table
-    at = pc.index_in(rows.column("uid"), value_set=known.column("uid").combine_chunks())
+    at = pc.index_in(rows.column("uid").cast(pa.string()), value_set=known.column("uid").combine_chunks())
     own, given = known.column("feature_id").take(at), rows.column("feature_id")
     # For a uid that is not registered `at` is null, and so is the comparison: new features pass.
     differs = np.flatnonzero(pc.fill_null(pc.not_equal(own, given), fill_value=False).to_numpy())

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.linking import Linker
-from raggedatlas.ingest.plan import IngestPlan, LayerPlan, NewGroup, OtherElements
+from raggedatlas.ingest.plan import COUNTS, IngestPlan, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import LayerFit, to_csr
 from raggedatlas.model.batch import DenseBlock
 from raggedatlas.model.ids import free_name
@@ -72,9 +73,14 @@ class FileReferences:
     facts: SourceFacts  # what is recorded of the file
     _place: Span | None = field(default=None, init=False, repr=False)
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+        return hashlib.sha256(self.content).hexdigest()
+
     def write(self, catalog: Catalog, uid: str, bundle: Bundle) -> None:
         """Put the references into the bundle of the dataset, or beside it if they are large."""
-        path = references_file(uid, hashlib.sha256(self.content).hexdigest())
+        path = references_file(uid, self.digest)
         added = bundle.add({path: self.content})
         if added is None:
             catalog.arrays.write_bytes(path, self.content)
@@ -87,8 +93,7 @@ class FileReferences:
         other.
         """
         assert self._place is not None
-        digest = hashlib.sha256(self.content).hexdigest()
-        link = Link(self.facts.address, spec.path, self._place, digest, sampled)
+        link = Link(self.facts.address, spec.path, self._place, self.digest, sampled)
         if entries and len(spec.shape) == 2:
             (n_rows, n_columns), (chunk_rows, chunk_columns) = spec.shape, spec.chunk_shape
             link = replace(link, matrix=(n_rows, n_columns), chunks=(chunk_rows, chunk_columns))
@@ -228,10 +233,10 @@ def _link_group(
         else:
             fit = _sample(source, layer, group)
         counts = group.space.is_counts and fit.counts
-        name = layer.name or free_name("counts" if counts and "counts" not in taken else layer.otherwise, taken)
+        name = layer.name or free_name(COUNTS if counts and COUNTS not in taken else layer.otherwise, taken)
         taken.add(name)
         path = f"{folder}layers/{name}"
-        if name == "counts" and arrays["data"].dtype[0] not in "bu":
+        if name == COUNTS and arrays["data"].dtype[0] not in "bu":
             sampled.add(path)
         specs[path] = arrays["data"]
         layers[name], stored[name] = layer, np.dtype(arrays["data"].dtype)
@@ -302,7 +307,7 @@ def read_indptr(source: Source, key: str) -> NDArray[np.int64]:
 
 def _fit_of(plan: LayerPlan, group: NewGroup) -> LayerFit:
     return LayerFit(
-        plan.info.key, plan.info.dtype, must_count=plan.name == "counts", may_be_signed=not group.space.is_counts or bool(plan.name),
+        plan.info.key, plan.info.dtype, must_count=plan.name == COUNTS, may_be_signed=not group.space.is_counts or bool(plan.name),
         keep_nonfinite=not group.space.is_counts,
     )  # fmt: skip
 

@@ -158,14 +158,15 @@ class Opener:
                 return local()
 
             source: Source = CopiedSource(cast("Location", path), open_copy)
-            self.notes = local.notes
+            self.notes = (*self._given, *local.notes)
             return source
+        self.notes = self._given
         if path is not None and name in ANNDATA_FORMATS:
             from raggedatlas.formats.anndata import raise_if_invalid
 
             self._checked = path
             broken = (f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
-            self.notes = (*self._given, *broken)
+            self.notes += (*broken,)
         options: dict[str, Any] = {} if self.genome is None else {"genome": self.genome}
         source = open_source(self.what if path is None else path, **options)
         if self.curate is not None:

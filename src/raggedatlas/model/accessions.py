@@ -276,7 +276,7 @@ def organism_name(text: str) -> str:
     ... )
     ('human', 'mouse', 'human', 'axolotl')
     """
-    folded = " ".join(text.strip().replace("_", " ").lower().split())
+    folded = _folded(text)
     return _organisms().get(folded.removeprefix("ncbitaxon:"), folded) or UNKNOWN
 
 
@@ -288,7 +288,11 @@ def is_organism(text: str) -> bool:
     >>> is_organism("mm10"), is_organism("spliced")
     (True, False)
     """
-    return " ".join(text.strip().replace("_", " ").lower().split()).removeprefix("ncbitaxon:") in _organisms()
+    return _folded(text).removeprefix("ncbitaxon:") in _organisms()
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.replace("_", " ").lower().split())
 
 
 @cache

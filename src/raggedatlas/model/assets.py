@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from raggedatlas.model.choices import OnConflict
+from raggedatlas.model.choices import OnConflict, StoredAs
 from raggedatlas.model.records import DatasetRecord, entries_schema, read_json, utc_now
 
 RESULT_KEY = b"raggedatlas.result"
@@ -18,8 +18,6 @@ RESULT_NAME_KEY = b"raggedatlas.result_name"
 
 VALUES = "values"
 """The one layer of a result, and of a member of `obsm`."""
-
-Kind = Literal["space", "vector"]
 
 
 class IndexFacts(BaseModel):
@@ -102,7 +100,7 @@ class ResultRecord(AssetRecord):
     table: ClassVar[str] = "_results"
 
     # "space": values are rows of an array that a pointer column points into; "vector": they are in the cell table.
-    kind: Kind
+    kind: StoredAs
     dtype: str
     # Of a "space": feature space of its group, which has the array `layers/values`; else empty.
     space: str = ""

@@ -36,8 +36,10 @@ Missing = Literal["zero", "nan", "drop"]
 """Fill value of features that the dataset of a cell did not measure."""
 
 OnMerge = Literal["counts", "sum", "refuse", "apart"]
-FeatureNames = Literal["id", "symbol"]
 """How columns of one dataset that are the same feature are combined."""
+
+FeatureNames = Literal["id", "symbol"]
+"""By what the features of a result are named."""
 
 By = Literal["bbox", "centroid", "exact"]
 """Part of a shape that must intersect a box."""

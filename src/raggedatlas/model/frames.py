@@ -272,7 +272,7 @@ def _text_kind(dtype: Any) -> str:  # noqa: ANN401  (a pandas dtype)
 def _nullable_name(kind: str) -> str:
     if kind in {"bool", "boolean"}:
         return "boolean"
-    return kind.replace("uint", "UInt").replace("int", "Int") if "uint" in kind else kind.replace("int", "Int")
+    return kind.replace("uint", "UInt").replace("int", "Int")
 
 
 def _nullable(column: pa.ChunkedArray, kind: str) -> Any:  # noqa: ANN401  (a pandas extension array)

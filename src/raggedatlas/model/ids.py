@@ -305,10 +305,11 @@ def fit_name(text: str) -> str:
 
     Examples
     --------
-    >>> fit_name("a/b"), fit_name("0123456789abcdef")
-    ('a_b', 'dataset-0123456789abcdef')
+    >>> fit_name("a/b"), fit_name("0123456789abcdef"), len(fit_name("a" * 1000))
+    ('a_b', 'dataset-0123456789abcdef', 200)
     """
-    name = _UNFIT.sub("_", text).strip() or "dataset"
+    printable = "".join(char if char.isprintable() else "_" for char in text)
+    name = _UNFIT.sub("_", printable)[:LONGEST_NAME].strip() or "dataset"
     return f"dataset-{name}" if _UID.fullmatch(name) else name
 
 

@@ -62,7 +62,6 @@ class SpaceReport:
     n_features: int
     n_new_features: int  # that the registry did not know
     n_entries: int  # stored entries
-    n_bytes: int = 0  # of the arrays on disk
     # As in the file, by how many cells detect them, or as in the layout of a dataset with the same features.
     column_order: ColumnOrder = "file"
 

@@ -467,7 +467,8 @@ def find_term(terms: Terms, text: str) -> Match:
         raise QueryError(f"{match.note}; ask for another term of {terms.version}.")
     if not match.rows:
         prefix = id_prefix(text).casefold() if ":" in text else ""
-        if prefix and pc.sum(pc.starts_with(terms.ids, prefix + ":", ignore_case=True)).as_py() == 0:
+        form = f"^{re.escape(prefix)}[:_]"
+        if prefix and not pc.any(pc.match_substring_regex(terms.ids, form, ignore_case=True)).as_py():
             raise QueryError(f"{text} is a term of another ontology than {terms.version}; name one of its terms.")
         raise QueryError(f"There is no term {text!r} in {terms.version}.{suggest_terms(terms, text)}")
     tables = terms.rows.column("table").take(pa.array(match.rows)).to_pylist()

@@ -70,7 +70,7 @@ class Wing:
     assets : mapping of str to str
         Name of a kind of what is attached to cells -> where its `raggedatlas.catalog.assets.AssetKind` is; its table is called ``_<name>``.
     answers : mapping of str to str
-        Name of a function that the core calls but does not have -> where it is.
+        Name of a function that the core calls but does not have -> where it is (built-in wings only).
     commands : mapping of str to str
         Name of a command -> function with typer's annotations.
     files : tuple of FileKind

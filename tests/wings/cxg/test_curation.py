@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,13 @@ def test_add_lists_what_is_missing(tmp_path: Path) -> None:
         "CELLxGENE: obsm has no embedding, such as X_umap",
         "CELLxGENE: 1 of 5 names of var are no Ensembl ids, e.g. 'CD3E'",
     ]
+    # Threads share what opens a source, which each opens several times.
+    bad.write_h5ad(tmp_path / "bad.h5ad")
+    curated(22).write_h5ad(tmp_path / "third.h5ad")
+    files, others = [tmp_path / "bad.h5ad", tmp_path / "third.h5ad"], ra.RaggedAtlas.create(str(tmp_path / "b"))
+    with ThreadPoolExecutor(1) as pool:
+        by_worker: Any = others.add(files, curate="cellxgene", executor=pool, progress=False)
+    assert by_worker[0].notes == report.notes
     good: Any = atlas.add(curated(21), "good", curate="cellxgene-strict", progress=False)
     assert not [note for note in good.notes if "CELLxGENE" in note]
 

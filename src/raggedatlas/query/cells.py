@@ -247,9 +247,9 @@ def read_rows(tables: Tables, wanted: Sequence[str], where: str | None, ids: NDA
     if len(ids) <= _LISTED_ROWS:
         table = tables.read(CELLS, wanted, in_list(ROW_ID, ids.tolist()), row_ids=True)
     else:
-        kept, n_lacking = [], len(ids)
+        kept, n_lacking, ascending = [], len(ids), np.sort(ids)
         for batch in walk(tables, CELLS, wanted, where):
-            kept.append(batch.filter(pc.is_in(batch.column(ROW_ID), value_set=pa.array(ids))))
+            kept.append(batch.filter(pa.array(_are_among(batch.column(ROW_ID).to_numpy(), ascending))))
             n_lacking -= kept[-1].num_rows
             if not n_lacking:
                 break
@@ -506,7 +506,7 @@ class LazyTable:
                 first, last = np.searchsorted(found, np.array([self.ids.start, self.ids.stop], np.uint64)).tolist()
                 yield values.slice(first, last - first)
             else:
-                yield values.filter(pa.array(np.isin(found, self.ids, assume_unique=True)))
+                yield values.filter(pa.array(_are_among(found, self.ids)))
 
     @cached_property
     def _in_order(self) -> bool:
@@ -535,3 +535,8 @@ def short_ids(ids: NDArray[np.uint64]) -> range | NDArray[np.uint64]:
 
 def _ascends(ids: NDArray[np.uint64]) -> bool:
     return bool((ids[1:] > ids[:-1]).all())
+
+
+def _are_among(ids: NDArray[np.uint64], ascending: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return which ids of a batch are among others; unlike `np.isin`, it does not look at all of these for each batch."""
+    return np.searchsorted(ascending, ids, side="right") > np.searchsorted(ascending, ids)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.identity import GENE_SPACE
 from raggedatlas.catalog.terms import term_source
 from raggedatlas.errors import QueryError
 from raggedatlas.model.assets import result_columns
@@ -30,9 +31,6 @@ from raggedatlas.store.tables import ROW_ID, Tables, walk
 
 DATASET_UID = "dataset_uid"
 """Column of the cell table that names the dataset of each cell."""
-
-DEFAULT_SPACE = "gene_expression"
-"""The feature space that is read where a query names none."""
 
 BLOCK_CELLS = 2**16
 """Cells of a block: enough that a call for each block costs little for each cell."""
@@ -144,7 +142,7 @@ def cell_columns(catalog: Catalog) -> Columns:
     for uid, records in group_by_dataset(read_records(catalog)).items():
         names[uid] = records[0].name or uid
         # The layout of the genes first, those of single layers that are stored apart last.
-        ordered = sorted(records, key=lambda r: ("__" in pointer_column(r), r.feature_space != DEFAULT_SPACE))
+        ordered = sorted(records, key=lambda r: ("__" in pointer_column(r), r.feature_space != GENE_SPACE))
         layouts[uid] = tuple(dict.fromkeys(record.layout_uid for record in ordered if record.layout_uid))
     return Columns(catalog.tables.schema(CELLS), names, layouts, partial(term_source, catalog))
 

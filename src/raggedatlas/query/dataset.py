@@ -114,11 +114,7 @@ class StoredDataset:
                 part = MatrixPart.of(fact.key, rows, fact.features if group.layout_uid else "", group.feature_space)
                 matrices.append(part)
                 if part.info.features:
-                    read = (
-                        partial(self._stored_features, i)
-                        if stored
-                        else partial(self._table, f"var.{pointer_column(group)}")
-                    )
+                    read = partial(self._stored_features, i) if stored else partial(self._table, _frame_of(group))
                     tables[part.info.features] = read
         others, readers, left_out = [], self._readers[0], dict[str, str]()
         reordered = stored and any(COLUMNS in group.arrays for group in self._readers)
@@ -175,10 +171,7 @@ class StoredDataset:
 
     def _stored_features(self, number: int) -> "pd.DataFrame":
         """Return the features of a group in the order of its stored columns."""
-        frame, columns = (
-            self._table(f"var.{pointer_column(self._records[number])}"),
-            self._readers[number].arrays.get(COLUMNS),
-        )
+        frame, columns = self._table(_frame_of(self._records[number])), self._readers[number].arrays.get(COLUMNS)
         return frame if columns is None else frame.iloc[np.argsort(read_all(columns), kind="stable")]
 
     def arrays_of(self, key: str) -> dict[str, ArrayReader]:
@@ -426,7 +419,7 @@ class Dataset(Shown):
             import pandas as pd
 
             return pd.DataFrame(index=pd.RangeIndex(record.n_features).astype(str))
-        return arrow_to_frame(read_frame(self.catalog, self.records[0], f"var.{pointer_column(record)}"))
+        return arrow_to_frame(read_frame(self.catalog, self.records[0], _frame_of(record)))
 
     @cached_property
     def elements(self) -> tuple[str, ...]:
@@ -585,6 +578,11 @@ class Dataset(Shown):
         n_deleted = self.records[0].n_cells_added - self.n_cells
         deleted = f" ({n_deleted:,} deleted)" if n_deleted else ""
         return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells{deleted}, {layers}"
+
+
+def _frame_of(record: DatasetRecord) -> str:
+    """Return the name of the frame of the features of a group."""
+    return f"var.{pointer_column(record)}"
 
 
 def _is_of_features(key: str) -> bool:

@@ -131,6 +131,20 @@ def test_classes_have_names_of_their_own() -> None:
     assert {name: files for name, files in owners.items() if len(files) > 1} == {}
 
 
+def test_asserts_have_no_effect() -> None:
+    """Outside the tests that are published, an `assert` calls nothing but `isinstance`: with ``python -O`` it does not run."""
+    found = [
+        f"{name_of(path)}: {ast.unparse(node)}"
+        for path in FILES
+        if path.relative_to(SRC).parts[0] != "testing"
+        for node in nodes_of(path)
+        if isinstance(node, ast.Assert)
+        for call in ast.walk(node.test)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) != "isinstance"
+    ]
+    assert found == []
+
+
 GROWING = re.compile(r"(\w+\.)*(LRUCache|OrderedDict|defaultdict|deque|dict|list|set|Weak\w+)(\[.*\])?\(.*|\{\}|\[\]")
 """Values that a module makes to be filled later."""
 

@@ -1,16 +1,18 @@
 """Laws of columns that wait until they are asked for: the same values as read at once, and never two at a time."""
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.query.cells import LazyTable
+from raggedatlas.query.cells import LazyTable, read_rows
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.store.filters import col
@@ -92,6 +94,31 @@ def test_the_tip_does_not_let_columns_wait(own: tuple[Catalog, Callable[[Catalog
     catalog, _ = own
     plan = plan_read(Query(catalog).spec, catalog, deferred=True)
     assert isinstance(plan.obs, pa.Table)
+
+
+def test_many_cells_of_many_batches_are_found_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All batches together take less than comparing a few of them with all chosen cells would."""
+    n, size = 2**20, 2**12
+
+    def walked(*_: Any) -> Iterator[pa.RecordBatch]:
+        for start in range(0, 2 * n, size):
+            ids = np.arange(start, start + size, dtype=np.uint64)
+            yield pa.RecordBatch.from_arrays([pa.array(ids)] * 2, names=["value", ROW_ID])
+
+    monkeypatch.setattr("raggedatlas.query.cells.walk", walked)
+    ids = np.arange(1, 2 * n, 2, dtype=np.uint64)
+    start = time.process_time()
+    np.isin(np.arange(size, dtype=np.uint64), ids, assume_unique=True)
+    one = time.process_time() - start
+    tables: Any = None
+    waiting = LazyTable(pa.schema([("value", pa.uint64())]), tables, None, ids, {"value": "value"}, {})
+    start = time.process_time()
+    found = pa.chunked_array(waiting.chunks(0))
+    table = read_rows(tables, ["value"], None, ids[::-1])
+    # As many as 512 batches are compared, twice.
+    assert time.process_time() - start < 200 * one
+    np.testing.assert_array_equal(found.to_numpy(), ids)
+    np.testing.assert_array_equal(table.column("value").to_numpy(), ids[::-1])
 
 
 @pytest.mark.parametrize("ending", ["h5ad", "zarr", "h5mu"])

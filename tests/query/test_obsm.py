@@ -1,6 +1,7 @@
 """Laws of what a joined result takes of the elements beside, and of embeddings that can be asked for and searched."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,32 @@ def test_members_of_one_name_and_width_join(atlas: RaggedAtlas, tmp_path: Path) 
 @pytest.mark.long
 def test_cells_that_are_none_of_the_dataset_are_damage(atlas: RaggedAtlas) -> None:
     """A record that takes over another dataset's group, as damage may, is refused; IndexError came out of the look-up of its cells."""
+    with pytest.raises(CorruptError, match="5 cells are not among those of the datasets"):
+        rewritten(atlas, lambda rows: rows["one"].update(zarr_group=rows["three"]["zarr_group"])).query().to_anndata()
+
+
+def rewritten(atlas: RaggedAtlas, change: Callable[[dict[str, Any]], object]) -> AtlasView:
+    """Change the rows of the datasets' genes, by name, and return a view of them."""
     catalog, record = atlas._catalog, atlas.checkout(atlas.snapshot()).record
     rows = catalog.tables.read(DATASETS).to_pylist()
-    by_name = {row["name"]: row for row in rows}
-    by_name["one"]["zarr_group"] = by_name["three"]["zarr_group"]
-    damaged = pa.Table.from_pylist(rows, schema=catalog.tables.schema(DATASETS))
-    assert catalog.tables.overwrite_if(DATASETS, damaged, catalog.tables.version(DATASETS))
+    change({row["name"]: row for row in rows if row["feature_space"] == "gene_expression"})
+    table = pa.Table.from_pylist(rows, schema=catalog.tables.schema(DATASETS))
+    assert catalog.tables.overwrite_if(DATASETS, table, catalog.tables.version(DATASETS))
     versions = record.table_versions | {DATASETS: catalog.tables.version(DATASETS)}
-    view = AtlasView(catalog.at(record.model_copy(update={"table_versions": versions})))
-    with pytest.raises(CorruptError, match="5 cells are not among those of the datasets"):
-        view.query().to_anndata()
+    return AtlasView(catalog.at(record.model_copy(update={"table_versions": versions})))
+
+
+@pytest.mark.long
+def test_records_from_before_pointers_were_named_are_read(atlas: RaggedAtlas) -> None:
+    """A record whose column of pointers is null has that of its feature space: results, their `obsm` and `var` stay."""
+    expected, var = atlas.checkout(atlas.snapshot()).query().to_anndata(), atlas.dataset("one").var()
+    view = rewritten(atlas, lambda rows: [row.update(pointer=None) for row in rows.values()])
+    found = view.query().to_anndata()
+    assert (found.X != expected.X).nnz == 0
+    assert {*found.obsm} == {"X_pca", "spots"}
+    np.testing.assert_array_equal(found.obsm["X_pca"], expected.obsm["X_pca"])
+    pd.testing.assert_frame_equal(view.dataset("one").var(), var)
+    assert view.dataset("one").to_anndata().n_obs == 5
 
 
 @pytest.mark.long

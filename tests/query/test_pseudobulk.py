@@ -243,10 +243,15 @@ def test_tests_that_cannot_be_made_are_refused(view: ra.AtlasView) -> None:
             query.test(design, contrast, by="donor")
 
 
-def test_names_of_a_formula() -> None:
-    assert module._names_in("~ condition + C(batch, Treatment('a')) + log(age):sex") == [
-        "condition",
-        "batch",
-        "age",
-        "sex",
-    ]
+@pytest.mark.parametrize(
+    ("design", "names"),
+    [
+        ("~ condition + C(batch, Treatment('a')) + log(age):sex", ["condition", "batch", "age", "sex"]),
+        ("~ np.log(age) + percent.mt + np.log (depth)", ["age", "percent.mt", "depth"]),
+        ("~ C(batch, contr.treatment(base='a'), levels=['a', 'b'])", ["batch"]),
+        ("~ `cell type` + I(age == 1.5e3)", ["cell type", "age"]),
+    ],
+)
+def test_names_of_a_formula(design: str, names: list[str]) -> None:
+    """Columns are told from functions, their options and numbers."""
+    assert module._names_in(design) == names

@@ -32,7 +32,7 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> ra.RaggedAtlas:
 
 
 def ask(server: TablesServer, name: str, body: Any = None, **headers: str) -> bytes:
-    data = json.dumps({} if body is None else body).encode()
+    data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
     request = urllib.request.Request(server.url + name, data, {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request) as answer:
         return bytes(answer.read())
@@ -88,6 +88,11 @@ def test_what_is_no_request_is_refused(atlas: ra.RaggedAtlas) -> None:
         code, text = refusal(server, "cells", {"where": "nothing = 1"})
         assert code == 400
         assert "nothing" in text
+        for limit in ([], {"a": 1}, 2.5, float("inf"), "5"):
+            code, text = refusal(server, "cells", {"limit": limit})
+            assert (code, "limit" in text) == (400, True)
+        assert read(ask(server, "cells", {"limit": 5.0}))[0]["frame"]["n_rows"] == 5
+        assert refusal(server, "cells", b"[" * 100_000)[0] == 400
         for path in ("", "x/cells", f"{server.token[:-1]}/cells"):
             with pytest.raises(HTTPError, match="403"):
                 urllib.request.urlopen(

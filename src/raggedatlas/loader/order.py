@@ -320,8 +320,9 @@ class Permutation:
             items = self._table[positions]
         else:
             items = np.array(positions, np.int64)
+            status = library().ra_permute(items, len(items), self.n, self._keys, len(self._keys))
             # Positions are those of batches, so none is outside.
-            assert library().ra_permute(items, len(items), self.n, self._keys, len(self._keys)) == GOOD
+            assert status == GOOD
         return items
 
 

@@ -420,17 +420,24 @@ def _weights(n_cells: int, options: LoaderOptions, column: ObsColumn | None) -> 
 def _group_codes(column: ObsColumn) -> NDArray[Any]:
     if column.categories is not None:
         return column.values
-    # All NaN become one value, whose code is turned into -1: the cell is left out.
-    known = np.empty(0, column.values.dtype)
-    starts = range(0, len(column.values), BLOCK_CELLS)
-    for start in starts:
-        known = np.unique(np.concatenate([known, column.values[start : start + BLOCK_CELLS]]))
-    codes = scratch_array((len(column.values),), np.int32)
-    for start in starts:
-        values = column.values[start : start + BLOCK_CELLS]
-        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
-        codes[start : start + BLOCK_CELLS] = np.where(missing, -1, np.searchsorted(known, values))
+    known, codes = distinct_numbers(column.values), scratch_array((len(column.values),), np.int32)
+    for start in range(0, len(codes), BLOCK_CELLS):
+        codes[start : start + BLOCK_CELLS] = number_codes(column.values[start : start + BLOCK_CELLS], known)
     return codes
+
+
+def distinct_numbers(values: NDArray[Any]) -> NDArray[Any]:
+    """Return which numbers there are, ascending and without NaN, looking at one block after the other."""
+    known = np.empty(0, values.dtype)
+    for start in range(0, len(values), BLOCK_CELLS):
+        known = np.unique(np.concatenate([known, values[start : start + BLOCK_CELLS]]))
+    return known[~np.isnan(known)] if known.dtype.kind == "f" else known
+
+
+def number_codes(values: NDArray[Any], known: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where numbers are among the distinct ones; -1 for NaN, so that the cell is left out."""
+    missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+    return np.where(missing, -1, np.searchsorted(known, values))
 
 
 def strategy_values(plan: BatchPlan, options: LoaderOptions) -> NDArray[Any] | None:

@@ -13,7 +13,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.cells import ObsColumn
 from raggedatlas.loader.order import BALANCED, Strategy
-from raggedatlas.loader.plan import BatchPlan, part_rows
+from raggedatlas.loader.plan import BatchPlan, distinct_numbers, number_codes, part_rows
 from raggedatlas.loader.sets import NeighborSets, Strata, StratumSets
 from raggedatlas.model.frames import DATASET
 from raggedatlas.model.ids import UidIndex
@@ -214,11 +214,7 @@ class _Key:
         found = []
         for column, (known, coded), own in zip(self._columns, self._numbers, self._maps, strict=True):
             values = column.values[start:stop]
-            if coded:
-                codes = values.astype(np.int64)
-            else:
-                missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
-                codes = np.where(missing, -1, np.searchsorted(known, values))
+            codes = values.astype(np.int64) if coded else number_codes(values, known)
             found.append(np.where(codes < 0, -1, own[np.maximum(codes, 0)] if len(own) else -1))
         if len(found) == 1:
             return found[0]
@@ -243,10 +239,7 @@ def _numbers(column: ObsColumn) -> tuple[NDArray[Any], bool]:
     """Return the distinct values of a column, and whether it has codes of them."""
     if column.categories is not None:
         return column.categories, True
-    known = np.empty(0, column.values.dtype)
-    for start, stop in _blocks(len(column.values)):
-        known = np.unique(np.concatenate([known, column.values[start:stop]]))
-    return known[~np.isnan(known)] if known.dtype.kind == "f" else known, False
+    return distinct_numbers(column.values), False
 
 
 def _blocks(n: int) -> Iterator[tuple[int, int]]:

@@ -110,8 +110,9 @@ class StratumSets:
                 at = (np.repeat(run * size, each) + place) % n
                 owner = np.where(side == 1, owners[stratum], stratum) * 2 + side
                 keys = np.repeat(key_of(owner, cycle), each)
+                status = library().ra_permute_each(at, n, keys, len(at))
                 # Places are below their sizes, so none is outside.
-                assert library().ra_permute_each(at, n, keys, len(at)) == GOOD
+                assert status == GOOD
             at += np.repeat(np.where(side == 1, cells.pool_starts[stratum], cells.starts[stratum]), each)
             if cells.without_own:
                 own = np.repeat(np.where(side == 1, cells.starts[stratum], np.iinfo(np.int64).max), each)

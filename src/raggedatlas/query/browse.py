@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from raggedatlas.catalog.assets import asset_kind, asset_kinds, dataset_rows
 from raggedatlas.catalog.catalog import CELLS, Catalog, open_catalog
+from raggedatlas.catalog.identity import GENE_SPACE
 from raggedatlas.catalog.versions import find_version, list_versions
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.arguments import checked
@@ -173,7 +174,7 @@ class ReadOnlyAtlas(Shown):
             rows.append({**row, "columns": ", ".join(record.columns), "n_values": n_values})
         return pd.DataFrame(rows, columns=columns).set_index("name")
 
-    def features(self, space: str = "gene_expression") -> "pd.DataFrame":
+    def features(self, space: str = GENE_SPACE) -> "pd.DataFrame":
         """Return the registry of a feature space as a frame indexed by uid."""
         from raggedatlas.catalog.features import read_registry
 
@@ -181,7 +182,7 @@ class ReadOnlyAtlas(Shown):
         return frame
 
     def find_datasets_with_features(
-        self, features: Sequence[str], *, space: str = "gene_expression", every: bool = True
+        self, features: Sequence[str], *, space: str = GENE_SPACE, every: bool = True
     ) -> dict[str, tuple[str, ...]]:
         """Find the datasets that measured some features; reads no array.
 
@@ -211,7 +212,7 @@ class ReadOnlyAtlas(Shown):
             self._catalog, space, [features] if isinstance(features, str) else features, every=every
         )
 
-    def presence(self, features: Sequence[str] | None = None, *, space: str = "gene_expression") -> "pd.DataFrame":
+    def presence(self, features: Sequence[str] | None = None, *, space: str = GENE_SPACE) -> "pd.DataFrame":
         """Return which datasets measured which features; reads no array.
 
         Parameters

@@ -12,6 +12,7 @@ from raggedatlas.catalog.assets import array_readers, find_dataset
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import open_frame, read_frame
 from raggedatlas.catalog.deletion import rows_left
+from raggedatlas.catalog.identity import GENE_SPACE
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError
 from raggedatlas.formats.anndata.packing import unpack
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
@@ -25,6 +26,7 @@ from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.shown import Shown
 from raggedatlas.model.spaces import PointerKind
+from raggedatlas.query.cells import pointer_column
 from raggedatlas.store.location import Address, as_path
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
 from raggedatlas.store.sparse import remap_csr
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
     from mudata import MuData
-
-    from raggedatlas.formats.composite_source import CompositeSource
 
 PRESENT = "present/"
 
@@ -114,7 +114,7 @@ class StoredDataset:
                 part = MatrixPart.of(fact.key, rows, fact.features if group.layout_uid else "", group.feature_space)
                 matrices.append(part)
                 if part.info.features:
-                    read = partial(self._stored_features, i) if stored else partial(self._table, f"var.{group.pointer}")
+                    read = partial(self._stored_features, i) if stored else partial(self._table, _frame_of(group))
                     tables[part.info.features] = read
         others, readers, left_out = [], self._readers[0], dict[str, str]()
         reordered = stored and any(COLUMNS in group.arrays for group in self._readers)
@@ -171,7 +171,7 @@ class StoredDataset:
 
     def _stored_features(self, number: int) -> "pd.DataFrame":
         """Return the features of a group in the order of its stored columns."""
-        frame, columns = self._table(f"var.{self._records[number].pointer}"), self._readers[number].arrays.get(COLUMNS)
+        frame, columns = self._table(_frame_of(self._records[number])), self._readers[number].arrays.get(COLUMNS)
         return frame if columns is None else frame.iloc[np.argsort(read_all(columns), kind="stable")]
 
     def arrays_of(self, key: str) -> dict[str, ArrayReader]:
@@ -419,7 +419,7 @@ class Dataset(Shown):
             import pandas as pd
 
             return pd.DataFrame(index=pd.RangeIndex(record.n_features).astype(str))
-        return arrow_to_frame(read_frame(self.catalog, self.records[0], f"var.{record.pointer}"))
+        return arrow_to_frame(read_frame(self.catalog, self.records[0], _frame_of(record)))
 
     @cached_property
     def elements(self) -> tuple[str, ...]:
@@ -438,7 +438,7 @@ class Dataset(Shown):
         """
         return self.source().element(key)
 
-    def source(self) -> "CompositeSource":
+    def source(self) -> CompositeSource:
         """Return the dataset as a source equal to the added file, less deleted cells, for `copy` or for `add` of another atlas."""
         # Called for its error: a dataset with shapes alone has no values to return.
         self._main(None)
@@ -566,18 +566,23 @@ class Dataset(Shown):
             raise NotFoundError(
                 f"Dataset {self.name!r} has shapes in {shapes}, no values; read them with view.query().geometry(...)."
             )
-        wanted = space or ("gene_expression" if "gene_expression" in spaces else spaces[0])
+        wanted = space or (GENE_SPACE if GENE_SPACE in spaces else spaces[0])
         for record in self.records:
             if record.feature_space == wanted:
                 return record
         raise NotFoundError(f"Dataset {self.name!r} has no feature space {wanted!r}, only {spaces}.")
 
     def __repr__(self) -> str:
-        """Return name, number of cells, deleted ones included, and layers."""
+        """Return name, number of cells, how many were deleted, and layers."""
         layers = ", ".join(f"{r.feature_space}/{layer}" for r in self.records for layer in r.layers or ("shapes",))
         n_deleted = self.records[0].n_cells_added - self.n_cells
         deleted = f" ({n_deleted:,} deleted)" if n_deleted else ""
         return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells{deleted}, {layers}"
+
+
+def _frame_of(record: DatasetRecord) -> str:
+    """Return the name of the frame of the features of a group."""
+    return f"var.{pointer_column(record)}"
 
 
 def _is_of_features(key: str) -> bool:

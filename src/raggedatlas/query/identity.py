@@ -38,7 +38,6 @@ from raggedatlas.store.location import with_options
 if TYPE_CHECKING:
     import pandas as pd
 
-_SPACE = "gene_expression"
 _KINDS = ("accession", "symbol", "previous symbol", "alias", "name", "by hand")
 """Kinds of evidence."""
 
@@ -69,7 +68,7 @@ class FeatureIdentity:
         feature: str,
         target: str,
         *,
-        space: str = _SPACE,
+        space: str = GENE_SPACE,
         evidence: str = "by hand",
         across_organisms: bool = False,
     ) -> None:
@@ -110,7 +109,7 @@ class FeatureIdentity:
 
         _repeat(catalog, change)
 
-    def unlink(self, feature: str, *, space: str = _SPACE) -> None:
+    def unlink(self, feature: str, *, space: str = GENE_SPACE) -> None:
         """Take a link made by hand back, or keep a feature that was joined by a rule apart from now on.
 
         A feature that was kept apart this way is joined by the rules again after a second call.
@@ -223,7 +222,7 @@ class FeatureIdentity:
         """
         return _table_frame(list_tables(self._catalog))
 
-    def orthologs(self, organism: str, *, space: str = _SPACE) -> "pd.DataFrame":
+    def orthologs(self, organism: str, *, space: str = GENE_SPACE) -> "pd.DataFrame":
         """List the features of other organisms with the genes of one that are their orthologs by the loaded tables.
 
         Parameters
@@ -291,7 +290,7 @@ class FeatureIdentity:
         frame: pd.DataFrame = rows.select([*(n for n in rows.column_names if n not in uids), *uids]).to_pandas()
         return frame
 
-    def explain(self, name: str, *, space: str = _SPACE) -> "pd.DataFrame":
+    def explain(self, name: str, *, space: str = GENE_SPACE) -> "pd.DataFrame":
         """Show everything that a name may mean, what each feature counts as, why, and who measured it.
 
         Parameters
@@ -354,7 +353,7 @@ class FeatureIdentity:
             index=pd.Index(registry.uids[rows], name="uid"),
         )
 
-    def status(self, space: str = _SPACE) -> "pd.DataFrame":
+    def status(self, space: str = GENE_SPACE) -> "pd.DataFrame":
         """Count for each dataset how many features join those of other datasets, by what evidence, and how many stand alone.
 
         Parameters
@@ -378,7 +377,7 @@ class FeatureIdentity:
         for held in measured.values():
             n_datasets[np.unique(identity.target[held])] += 1
         # Features with an accession that no gene table of their organism lists.
-        tables = list_tables(self._catalog) if space == _SPACE else ()
+        tables = list_tables(self._catalog) if space == GENE_SPACE else ()
         covered = sorted({one for info in tables if info.kind == GENES for one in info.organisms})
         wanted = pc.is_in(registry.table.column("organism"), value_set=pa.array(covered, pa.string()))
         accession = are_accessions(registry.table.column("feature_id"))
@@ -442,7 +441,7 @@ class FeatureIdentity:
         return f'{_STYLE}<div class="ra-identity"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{keys}</p></div>'
 
     def _has_genes(self) -> bool:
-        return _SPACE in registry_tables(self._catalog)
+        return GENE_SPACE in registry_tables(self._catalog)
 
 
 _COLOURS = {"in other datasets": "#4c78a8", "joined with those of others": "#e2974c", "alone": "#8884"}

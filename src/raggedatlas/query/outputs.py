@@ -346,9 +346,9 @@ def write(
     if schema:
         options = {name: value for name, value in options.items() if name not in ("schema", "title")}
     sink = open_sink(path, **{**options, "storage_options": storage_options})
-    if schema:
-        sink = answer("curation_sink")(sink, str(path), title)
     try:
+        if schema:
+            sink = answer("curation_sink")(sink, str(path), title)
         streams = _begin(sink, plan)
         # The tables are written; their memory is let go of before the values take theirs.
         del plan

@@ -32,7 +32,7 @@ from raggedatlas.model.spaces import AXES, FeatureSpace, PointerKind
 from raggedatlas.model.terms import Expansion
 from raggedatlas.model.wings import answer
 from raggedatlas.query.cells import (
-    DEFAULT_SPACE,
+    DATASET_UID,
     Cells,
     LazyTable,
     arrange,
@@ -41,6 +41,7 @@ from raggedatlas.query.cells import (
     column_vectors,
     metadata_names,
     needed_columns,
+    pointer_column,
     read_cells,
     short_ids,
     warn_of_values,
@@ -274,8 +275,8 @@ def default_spaces(spec: QuerySpec, known: Mapping[str, SpacePointers], catalog:
     named = tuple(dict.fromkeys(space for space, _ in spec.features if space is not None))
     if named:
         return named
-    if DEFAULT_SPACE in known:
-        return (DEFAULT_SPACE,)
+    if GENE_SPACE in known:
+        return (GENE_SPACE,)
     measured = tuple(name for name, modality in known.items() if not modality.is_result)
     if len(measured) == 1:
         return measured
@@ -297,7 +298,7 @@ def requested_features(spec: QuerySpec, chosen: Sequence[SpacePointers]) -> dict
     for space, names in spec.features:
         fitting = [m for m in chosen if space is None or space in {m.name, m.space.name}]
         if space is None and len(fitting) > 1:
-            fitting = [m for m in fitting if m.name == DEFAULT_SPACE] or fitting[:1]
+            fitting = [m for m in fitting if m.name == GENE_SPACE] or fitting[:1]
         for modality in fitting[:1]:
             found[modality.name] = names
     return found
@@ -583,11 +584,11 @@ def _rows_of(
     uids = plan.obs.column("uid")
     pointers: dict[str, list[int]] = {}
     for code in np.unique(part.code[part.code >= 0]).tolist():
-        pointers.setdefault(by_path[part.groups[code].path].pointer, []).append(code)
+        pointers.setdefault(pointer_column(by_path[part.groups[code].path]), []).append(code)
     for pointer, codes in pointers.items():
         wanted = [by_path[part.groups[code].path].uid for code in codes]
         column = f"{pointer}.zarr_row"
-        table = catalog.tables.read(CELLS, ["uid", column], in_list("dataset_uid", wanted))
+        table = catalog.tables.read(CELLS, ["uid", column], in_list(DATASET_UID, wanted))
         here = np.flatnonzero(np.isin(part.code, codes))
         at = pc.index_in(uids.take(pa.array(here)), value_set=table.column("uid").combine_chunks())
         if at.null_count:

@@ -131,8 +131,8 @@ def _add_sorted(parts: Iterable[_SampleSums], n_cols: int) -> list[_SampleSums]:
         # The last group of a block may go on in the next.
         if done and done[-1].groups[-1] == part.groups[0]:
             last = done.pop()
-            done += [last[:-1], last[-1:].add(part[:1], n_cols), part[1:]]
-            done = [one for one in done if len(one.groups)]
+            parted = (last[:-1], last[-1:].add(part[:1], n_cols), part[1:])
+            done += [one for one in parted if len(one.groups)]
         else:
             done.append(part)
         # What adding took lies between the sums that stay, where nothing else would use it.
@@ -395,5 +395,7 @@ def test_samples(samples: "ad.AnnData", design: str, contrast: Sequence[str]) ->
 
 def _names_in(design: str) -> list[str]:
     """Return the columns that a formula names."""
-    names = re.findall(r"[^\W\d][\w.]*(?!\w*\()", re.sub(r"['\"][^'\"]*['\"]", "", design))
-    return [*dict.fromkeys(names)]
+    unquoted = re.sub(r"['\"][^'\"]*['\"]", "", design)
+    # Neither functions, such as `np.log(`, nor their options, such as `levels=`.
+    names = re.findall(r"`([^`]+)`|(?<![\w.])([^\W\d][\w.]*)(?![\w.]*\s*(?:\(|=(?!=)))", unquoted)
+    return [*dict.fromkeys(marked or plain for marked, plain in names)]

@@ -375,8 +375,8 @@ class Query(Shown):
 
         Notes
         -----
-        Where the column has an index, the index answers (vectors approximately; text with its stemming); else every cell is
-        compared. `obs` gains ``search_distance`` or ``search_score``.
+        Every cell is compared. Only vectors of a result that has an index are found by it, approximately, where the filters keep
+        many cells. `obs` gains ``search_distance`` or ``search_score``.
         """
         return self._with(search=make_search(query, column, k, metric, self.catalog))
 

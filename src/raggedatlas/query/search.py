@@ -15,15 +15,16 @@ from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.arguments import brief
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.choices import METRICS, refuse_unused
-from raggedatlas.query.cells import Cells, cell_columns, column_vectors, read_cells
+from raggedatlas.query.cells import DATASET_UID, Cells, cell_columns, column_vectors, read_cells
 from raggedatlas.query.modalities import SpacePointers, choose_layers, plan_parts, read_modalities, vector_results
+from raggedatlas.query.neighbors import block_distances
 from raggedatlas.query.spec import QuerySpec, Search, check_count
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list
 from raggedatlas.store.sql_parser import as_filter, to_sql
 from raggedatlas.store.storage_errors import filter_errors
-from raggedatlas.store.tables import index_serves
+from raggedatlas.store.tables import ROW_ID, index_serves
 
 if TYPE_CHECKING:
     import lance
@@ -110,10 +111,10 @@ def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, known: Mapping[s
     if search.column in known or search.column in vectors:
         rows, values = _nearest_cells(cells, spec, catalog, known.get(search.column) or vectors[search.column])
     elif isinstance(search.query, str):
-        rows, values = _best_text(cells, search, spec, catalog)
+        rows, values = _best_text(cells, search)
         name = SCORE
     else:
-        rows, values = _nearest_column(cells, search, spec, catalog)
+        rows, values = _nearest_column(cells, search)
     return replace(cells.take(rows), rank=pa.table({name: pa.array(values, pa.float64())}))
 
 
@@ -130,14 +131,8 @@ def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) ->
     """
     wide = vectors.astype(np.float64)
     sound = np.isfinite(wide).all(axis=1)
-    if metric == "cosine":
-        sound &= (wide != 0).any(axis=1)
     made, wide = np.full(len(wide), np.nan), wide[sound]
-    if metric == "l2":
-        made[sound] = ((wide - query) ** 2).sum(axis=1)
-    else:
-        lengths = np.linalg.norm(wide, axis=1) * np.linalg.norm(query) if metric == "cosine" else 1.0
-        made[sound] = 1 - wide @ query / lengths
+    made[sound] = ((wide - query) ** 2).sum(axis=1) if metric == "l2" else block_distances(wide, query[None], metric)[0]
     return made
 
 
@@ -215,20 +210,19 @@ def _nearest_result(
     vector = _checked(search, record.width)
     facts = record.index_facts
     if cells.n > EXACT_CELLS and facts and search.metric == record.metric and _is_indexed(table, record.column):
-        nearest = {
+        return _from_index(cells, table, where, {
             "column": record.column, "q": vector.astype(np.float32), "k": search.k, "metric": search.metric,
             "minimum_nprobes": facts.nprobes, "refine_factor": REFINE,
-        }  # fmt: skip
-        return _from_index(cells, table, where, {"nearest": nearest}, "_distance")
+        })  # fmt: skip
     values = np.full(cells.n, np.nan)
-    row_ids = cells.table.column("_rowid").to_numpy()
+    row_ids = cells.table.column(ROW_ID).to_numpy()
     with filter_errors(where, table):
         serves = index_serves(table, where)
         for batch in table.to_batches(columns=[record.column], filter=where, with_row_id=True, use_scalar_index=serves):
             batch = batch.filter(batch.column(record.column).is_valid())  # noqa: PLW2901
             flat = batch.column(record.column).flatten().to_numpy(zero_copy_only=False)
             # Cells were read with the same conditions, in the order of row ids, so that every row here is among them.
-            at = np.searchsorted(row_ids, batch.column("_rowid").to_numpy())
+            at = np.searchsorted(row_ids, batch.column(ROW_ID).to_numpy())
             values[at] = distances(flat.reshape(batch.num_rows, record.width), vector, search.metric)
     rows = _best(values, search.k)
     return rows, values[rows]
@@ -251,19 +245,9 @@ def _embedded(
             yield block, read_rows(reader, part.start[block])
 
 
-def _nearest_column(
-    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    column = cells.columns.stored(search.column)
-    table = catalog.tables.open(CELLS)
-    if _is_indexed(table, column):
-        width = table.schema.field(column).type.list_size
-        nearest = {
-            "column": column, "q": _checked(search, width).astype(np.float32), "k": search.k, "metric": search.metric,
-        }  # fmt: skip
-        return _from_index(cells, table, _prefilter(spec, cells.columns), {"nearest": nearest}, "_distance")
+def _nearest_column(cells: Cells, search: Search) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     values = np.full(cells.n, np.nan)
-    stored = cells.table.column(column).combine_chunks()
+    stored = cells.table.column(cells.columns.stored(search.column)).combine_chunks()
     valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
     lengths = set(pc.list_value_length(stored).drop_null().unique().to_pylist())
     if len(lengths) > 1:
@@ -278,15 +262,9 @@ def _nearest_column(
     return rows, values[rows]
 
 
-def _best_text(
-    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    column = cells.columns.stored(search.column)
-    table = catalog.tables.open(CELLS)
-    if _is_indexed(table, column):
-        question = {"full_text_query": {"query": str(search.query), "columns": [column]}, "limit": search.k}
-        return _from_index(cells, table, _prefilter(spec, cells.columns), question, "_score")
-    scores = text_scores(cells.table.column(column).to_pylist(), str(search.query))
+def _best_text(cells: Cells, search: Search) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    texts = cells.table.column(cells.columns.stored(search.column)).to_pylist()
+    scores = text_scores(texts, str(search.query))
     # A text without any of the words is no match; NaN leaves it out.
     rows = _best(np.where(scores > 0, -scores, np.nan), search.k)
     return rows, scores[rows]
@@ -318,36 +296,33 @@ def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
 
 
 def _is_indexed(table: "lance.LanceDataset", column: str) -> bool:
-    """Return whether a usable index exists: a vector index, or a full-text index that tokenizes words."""
+    """Return whether a column has an index of vectors."""
     own = [index for index in table.describe_indices() if column in [str(f) for f in index.field_names]]
-    if not pa.types.is_string(table.schema.field(column).type):
-        return any(kind in str(index.index_type).upper() for index in own for kind in ("IVF", "HNSW", "VECTOR"))
-    # An index with the tokenizer `raw` is for exact values and does not know words.
-    texts = [index for index in own if str(index.index_type).upper() in {"INVERTED", "FTS"}]
-    return bool(texts) and all(index.details.get("base_tokenizer") != "raw" for index in texts)
+    return any(kind in str(index.index_type).upper() for index in own for kind in ("IVF", "HNSW", "VECTOR"))
 
 
 def _prefilter(spec: QuerySpec, columns: Columns) -> str:
     # Hides cells of datasets without a record, which `read_cells` drops after reading.
-    shown, where = in_list("dataset_uid", columns.datasets), to_sql(spec.filters, columns)
+    shown, where = in_list(DATASET_UID, columns.datasets), to_sql(spec.filters, columns)
     return shown if where is None else all_of(where, shown)
 
 
 def _from_index(
-    cells: Cells, table: "lance.LanceDataset", where: str, question: dict[str, Any], value: str
+    cells: Cells, table: "lance.LanceDataset", where: str, nearest: dict[str, Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Query an index and map its rows to the cells; ties in table order."""
     with filter_errors(where, table):
         # With `prefilter`, else Lance filters the k best of all rows and returns fewer than k.
         # The search asks its own index in any case; that of the filter only where it serves.
         found = table.to_table(
-            columns=["uid", value], filter=where, prefilter=True, with_row_id=True, use_scalar_index=index_serves(table, where), **question
+            columns=["uid", "_distance"], filter=where, prefilter=True, with_row_id=True, nearest=nearest,
+            use_scalar_index=index_serves(table, where),
         )  # fmt: skip
-    ids, values = found.column("_rowid").to_numpy(), found.column(value).to_numpy().astype(np.float64)
+    ids, values = found.column(ROW_ID).to_numpy(), found.column("_distance").to_numpy().astype(np.float64)
     # An index may hold vectors without a distance; Lance sorts them last.
     ids, values = ids[~np.isnan(values)], values[~np.isnan(values)]
-    order = np.lexsort((ids, values if value == "_distance" else -values))
-    row_ids = cells.table.column("_rowid").to_numpy()
+    order = np.lexsort((ids, values))
+    row_ids = cells.table.column(ROW_ID).to_numpy()
     at = np.searchsorted(row_ids, ids[order])
     # The search finds a place for any id; only ids that are there are kept.
     kept = at < len(row_ids)

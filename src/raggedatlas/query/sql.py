@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import dataset_rows, read_results
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.identity import GENE_SPACE
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import AtlasError, MissingExtraError, QueryError
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.batch import Batch
-from raggedatlas.query.cells import DEFAULT_SPACE, cell_columns
+from raggedatlas.query.cells import DATASET_UID, cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.filters import Columns
@@ -260,7 +261,7 @@ class _Views:
     def _expression(self, given: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         """Yield uid, feature, value and measured: one row for each cell and feature."""
         names = given["features"]
-        query = Query(self.catalog, QuerySpec()).features(names, space=given.get("space") or DEFAULT_SPACE).obs([])
+        query = Query(self.catalog, QuerySpec()).features(names, space=given.get("space") or GENE_SPACE).obs([])
         if given.get("layer"):
             query = query.layers(given["layer"])
         if given.get("cells"):
@@ -325,7 +326,7 @@ class _CellDataset(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
         needed = dict.fromkeys([*columns, *_COLUMN.findall("" if filter is None else str(filter))])
         schema = pa.schema([self._fields.field(name) for name in needed if name in self._fields.names])
         names = [self._names[int(name[1:])] for name in schema.names]
-        of_dataset = ["dataset_uid"] if self._hides or DATASET_NAME in names else []
+        of_dataset = [DATASET_UID] if self._hides or DATASET_NAME in names else []
         stored = list(dict.fromkeys([*(name for name in names if name != DATASET_NAME), *of_dataset]))
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -333,7 +334,7 @@ class _CellDataset(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types
                 for batch in self._tables.batches(CELLS, stored, ROWS):
                     found = {name: batch.column(name) for name in stored}
                     if of_dataset:
-                        number = pc.index_in(batch.column("dataset_uid"), value_set=self._uids)
+                        number = pc.index_in(batch.column(DATASET_UID), value_set=self._uids)
                         found[DATASET_NAME] = self._datasets.take(number)
                     made = pa.RecordBatch.from_arrays([found[name] for name in names], schema=schema)
                     yield made.filter(number.is_valid()) if self._hides else made

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from raggedatlas.catalog.identity import GENE_SPACE
 from raggedatlas.errors import AtlasError, QueryError
 from raggedatlas.query.browse import AtlasView
 from raggedatlas.store.loopback import ThreadedServer
@@ -50,7 +51,7 @@ class TablesServer(ThreadedServer):
         self._answers: dict[str, Callable[[Mapping[str, Any]], bytes | pd.DataFrame]] = {
             "info": lambda _: json.dumps(_describe(view)).encode(),
             "datasets": lambda _: view.list_datasets().reset_index(names="uid"),
-            "features": lambda asked: view.features(asked.get("space", "gene_expression")).reset_index(),
+            "features": lambda asked: view.features(asked.get("space", GENE_SPACE)).reset_index(),
             "cells": lambda asked: _narrow(view, asked).to_pandas().reset_index(names="uid"),
             "expression": lambda asked: _matrix(_narrow(view, asked).to_anndata()),
         }
@@ -101,7 +102,8 @@ class _TablesHandler(BaseHTTPRequestHandler):
                 threading.Thread(target=self.owner.close, daemon=True).start()
                 return
             found = self.owner.answer(name, asked, arrow=ARROW in self.headers.get("Accept", ""))
-        except (AtlasError, ValueError) as error:
+        # A `RecursionError` comes of JSON that is nested too deep.
+        except (AtlasError, ValueError, RecursionError) as error:
             self._send(HTTPStatus.BAD_REQUEST, str(error).encode())
             return
         if found is None:
@@ -141,12 +143,15 @@ def _narrow(view: AtlasView, asked: Mapping[str, Any]) -> Any:  # noqa: ANN401  
     if asked.get("space"):
         query = query.spaces(asked["space"])
     if asked.get("features"):
-        query = query.features(asked["features"], space=asked.get("space", "gene_expression"))
+        query = query.features(asked["features"], space=asked.get("space", GENE_SPACE))
     if asked.get("join"):
         query = query.join(asked["join"])
     if asked.get("layer"):
         query = query.layers(asked["layer"])
-    return query.limit(int(asked["limit"])) if asked.get("limit") is not None else query
+    limit = asked.get("limit")
+    # R counts in floats: what is no whole number is refused by `limit`.
+    limit = int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+    return query if limit is None else query.limit(limit)
 
 
 def _matrix(found: "AnnData") -> bytes:

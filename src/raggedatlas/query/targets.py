@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
-
-GENES = "gene_expression"
+from raggedatlas.catalog.identity import GENE_SPACE
 
 
 def target_labels(catalog: Catalog, values: Iterable[str], separator: str | None = None) -> dict[str, str]:
@@ -17,8 +16,8 @@ def target_labels(catalog: Catalog, values: Iterable[str], separator: str | None
     parts = {value: [value] if separator is None else value.split(separator) for value in values}
     names = [*dict.fromkeys(name for some in parts.values() for name in some if name)]
     known: dict[str, str] = {}
-    if GENES in catalog.spaces():
-        registry = read_registry(catalog, GENES)
+    if GENE_SPACE in catalog.spaces():
+        registry = read_registry(catalog, GENE_SPACE)
         found = registry.resolve(names)
         left_out = {*found.unknown, *(found.ambiguous or ())}
         resolved = [name for name in names if name not in left_out]

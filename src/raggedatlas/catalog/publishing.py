@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import GRACE, read_links
-from raggedatlas.catalog.catalog import FORMAT, VERSIONS, Catalog, catalog_at, is_atlas
+from raggedatlas.catalog.catalog import DATASETS, FORMAT, UID_KEY, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import dataset_folders, inventory
 from raggedatlas.catalog.kept_tables import MARKERS
@@ -503,7 +503,7 @@ def clone(
     Arrays come first, then the files of tables, and the list of snapshots last: until it is written there is no atlas.
     """
     files = published_files(view)
-    _refuse_other(files, target)
+    _refuse_other(view, files.head.snapshots, target)
     folders: set[str] | None = None
     if datasets is not None:
         there = inventory(view)
@@ -532,13 +532,20 @@ def clone(
 _AT_ONCE = 64
 
 
-def _refuse_other(files: PublishedFiles, target: Location) -> None:
+def _refuse_other(view: Catalog, records: Sequence[AtlasVersionRecord], target: Location) -> None:
+    """Raise if the target is an atlas, unless all of it is of these snapshots."""
     if not target.holds_files() or not is_atlas(target):
         return
-    known = {record.root_hash for record in list_versions(catalog_at(target))}
-    # Without snapshots it is what an earlier call, which died, left of a part.
-    if known and not known & {record.root_hash for record in files.head.snapshots}:
-        raise StoreError(f"{target.uri} is another atlas; name an empty place.")
+    there = catalog_at(target)
+    known = {record.root_hash for record in list_versions(there)}
+    # An earlier call that died may have left a part without snapshots, as another atlas may have none yet.
+    same = known <= {record.root_hash for record in records} and _uid(there) == _uid(view)
+    if not same or inventory(there).datasets.keys() - {uid for r in records for uid in inventory(view.at(r)).datasets}:
+        raise StoreError(f"{target.uri} is another atlas, or was written to since it was cloned; name an empty place.")
+
+
+def _uid(catalog: Catalog) -> str | None:
+    return catalog.tables.metadata(DATASETS).get(UID_KEY)
 
 
 def _clone_steps(files: PublishedFiles, folders: set[str] | None) -> list[list[str]]:

@@ -260,20 +260,16 @@ def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple
     # Without a shared value, nothing says how the two orders interleave.
     if not consistent or not shared:
         return (*old, *(v for v in new if v not in position)), False
-    merged: list[Any] = []
-    rest = list(old)
-    for value in new:
+    # A new value before a shared one goes in front of it; after the last shared one it follows all of `old`.
+    end = max(i for i, value in enumerate(new) if value in position) + 1
+    merged, at = list[Any](), 0
+    for value in new[:end]:
         if value in position:
-            upto = rest.index(value) + 1
-            merged += rest[:upto]
-            rest = rest[upto:]
-        # A new value before a shared one goes in front of it; after the last shared one it follows all of `old`.
-        elif rest and any(v in position for v in new[new.index(value) :]):
-            merged.append(value)
+            merged += old[at : position[value] + 1]
+            at = position[value] + 1
         else:
-            merged += [*rest, value]
-            rest = []
-    return (*merged, *rest), True
+            merged.append(value)
+    return (*merged, *old[at:], *new[end:]), True
 
 
 def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table:

@@ -94,7 +94,7 @@ def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
         records.append(snapshots.snapshot(catalog))
         before[i + 2] = catalog.at(records[-1]).tables.read(CELLS)
     assets.drop_dataset(catalog, first)
-    optimization.optimize(catalog, timedelta(0))
+    optimization.optimize(catalog)
     maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
     for record in snapshots.list_versions(catalog):
         view = snapshots.open_snapshot(catalog, record)

@@ -283,7 +283,7 @@ def _snapshot(held: Catalog, label: str | None, earlier: Mapping[str, str]) -> t
     steps: list[Callable[[], Any]] = [
         partial(update_tables, held, WORTH_INDEXING), partial(_last_readable, fresh, records), partial(last_manifest, held, records),
     ]  # fmt: skip
-    (_, changed), before, known = held.location.side_by_side(steps)
+    changed, before, known = held.location.side_by_side(steps)
 
     def check(pinned: Catalog, draft: AtlasVersionRecord) -> list[Any] | AtlasError:
         steps: list[Callable[[], Any]] = [

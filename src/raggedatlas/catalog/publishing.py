@@ -239,8 +239,9 @@ def _list_snapshots(records: Sequence[AtlasVersionRecord], scratch: Location) ->
 def _array_files(view: Catalog) -> dict[str, _NeededFile]:
     """Return the files of the Zarr store that a snapshot reaches, dataset by dataset."""
     files: dict[str, _NeededFile] = {}
-    recorded = inventory(view).files
-    for uid in sorted(inventory(view).folders):
+    there = inventory(view)
+    recorded = there.files
+    for uid in sorted(there.folders):
         for key, n_bytes, _ in sorted(view.arrays.child(uid).list_objects()):
             path = f"{uid}/{key}"
             files[ARRAYS + path] = _NeededFile(view.arrays, path, n_bytes, recorded.get(path, ""))

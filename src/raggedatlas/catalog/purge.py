@@ -271,7 +271,8 @@ class _Rewriter:
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
         views = _views(catalog, tips)
-        self._seen = {kind: [one for view in views for one in inventory(view).assets[kind]] for kind in asset_kinds()}
+        assets = [inventory(view).assets for view in views]
+        self._seen = {kind: [one for found in assets for one in found[kind]] for kind in asset_kinds()}
         self._changes = {kind.table: (kind, kind.without_dataset(catalog, uid, views)) for kind in self._seen}
         # Assets from which data of the dataset cannot be removed are deleted, also those that had some in an older snapshot.
         self.assets = {

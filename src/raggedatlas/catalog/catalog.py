@@ -321,7 +321,7 @@ class Catalog:
 
     def add_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema) -> None:
         """Store a feature space in the atlas, with an empty registry if its columns are features."""
-        self.require_writable("register_space")
+        self.require_writable("register_space()")
         check_length(space.name, "name of a feature space")
 
         def attempt() -> None:
@@ -331,7 +331,7 @@ class Catalog:
                     f"The atlas {self.location.uri} has a feature space {space.name!r} already, defined as {known}; choose another name."
                 )
             if known is None:
-                self.refuse_unfinished_purge("register_space")
+                self.refuse_unfinished_purge("register_space()")
             if space.has_features:
                 ensure_table(self.tables, space.registry, registry.arrow_schema())
             if known is None:

@@ -52,6 +52,22 @@ def visible_cells(catalog: Catalog, columns: Sequence[str]) -> Iterator[pa.Recor
         yield batch.filter(in_datasets(batch, uids))
 
 
+def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
+    """Count the rows of the cell table: dataset uid -> cells, in table order, including datasets without a record."""
+    found: dict[str, int] = {}
+    for batch in catalog.tables.batches(CELLS, ["dataset_uid"]):
+        count_cells(batch.column("dataset_uid"), found)
+    return found
+
+
+def count_cells(datasets: pa.Array, counts: dict[str, int]) -> None:
+    """Add the cells of each dataset to `counts`, by the column of the datasets."""
+    for entry in pc.value_counts(datasets).to_pylist():
+        # Text also where nothing is named, which only something other than this library writes.
+        uid = str(entry["values"])
+        counts[uid] = counts.get(uid, 0) + entry["counts"]
+
+
 def stored_type(arrow: pa.DataType) -> pa.DataType:
     """Return the type in which the cell table stores a column: the widest of its family, so that later files fit.
 
@@ -443,7 +459,7 @@ def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
 
 def drop_annotation(catalog: Catalog, name: str) -> "MaintenanceReport":
     """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns."""
-    catalog = catalog.session("drop_annotation")
+    catalog = catalog.session("drop_annotation()")
     schema = catalog.tables.schema(CELLS)
     columns = annotation_columns(schema)
     own = [column for column, record in columns.items() if record.name == name]

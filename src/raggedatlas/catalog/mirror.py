@@ -60,7 +60,7 @@ def sync(
     made again. Of linked datasets the references are copied and, with `values`, the files that they lead to. The records stay as they are,
     and with them the root hashes of snapshots; which files the mirror has is in a list of its own (`store.sources.COPIES`).
     """
-    catalog.refuse_unfinished_purge("sync")
+    catalog.refuse_unfinished_purge("sync()")
     records = list_versions(catalog)
     if not records:
         raise NotFoundError(f"{catalog.location.uri} has no snapshot to copy; take one with snapshot().")
@@ -68,7 +68,7 @@ def sync(
     try:
         return _copy_snapshots(catalog, records, catalog_at(target), values=values, dry_run=dry_run, progress=progress)
     except (NotFoundError, MissingFileError, CorruptError) as error:
-        catalog.refuse_unfinished_purge("sync")
+        catalog.refuse_unfinished_purge("sync()")
         # A purge changes the root hashes of snapshots.
         roots = {record.version: record.root_hash for record in list_versions(catalog)}
         changed = sorted(record.version for record in records if roots.get(record.version) != record.root_hash)

@@ -44,7 +44,7 @@ def optimize(catalog: Catalog) -> None:
     large fragments are not rewritten. Table versions that a snapshot names are never cleaned up, however old; others
     are kept up to the age `KEEP`.
     """
-    catalog = catalog.session("optimize")
+    catalog = catalog.session("optimize()")
     # First, because it leaves fragments of records to compact.
     pack_datasets(catalog)
     changed = update_tables(catalog)
@@ -98,7 +98,8 @@ def update_tables(catalog: Catalog, least: int = 1) -> list[str]:
                 changed.append(IDENTITY)
 
         # After the registries were compacted, because it notes the versions that it was derived from.
-        catalog.location.side_by_side([partial(layouts, unnumbered), identity])
+        steps = [partial(layouts, unnumbered), identity]
+        catalog.location.side_by_side(steps)
 
     def layouts(unnumbered: Sequence[Unnumbered]) -> None:
         if unnumbered:
@@ -120,7 +121,7 @@ def refresh_identity(catalog: Catalog) -> None:
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:
     """Assign dense indices to the features of one space, or of all, in registries and layouts; return how many."""
-    catalog = catalog.session("reindex_registry")
+    catalog = catalog.session("reindex_registry()")
     there = registry_tables(catalog)
     if space is not None and space not in there:
         if catalog.space(space).has_features:

@@ -102,7 +102,7 @@ def publish(
     ``head.json`` is written last, so that readers see what was there before until all is there. Packs are named by what they hold, and those
     that are there are not written again: so a call that died goes on where it stopped, and the next snapshot adds what is new.
     """
-    catalog.refuse_unfinished_purge("publish")
+    catalog.refuse_unfinished_purge("publish()")
     card = card or Card()
     chosen = {record.version: record for record in (find_version(catalog, one) for one in (at, *keep))}
     records = [chosen[number] for number in sorted(chosen)]

@@ -938,6 +938,17 @@ def test_a_clone_replaces_no_atlas_of_somebody(folder: Path, tmp_path: Path, sta
     assert again.validate("deep").sound
 
 
+def test_many_files_are_planned_in_seconds() -> None:
+    """An atlas of hundreds of snapshots has thousands of small files; they are not gone through once for each other file."""
+    small = {f"lance_db/t.lance/{i}": 20 for i in range(5_000)}
+    large = {f"zarr_store/{i:016x}/c": 10 << 20 for i in range(30_000)}
+    files = {path: publishing._NeededFile(Location("."), path, n) for path, n in (small | large).items()}
+    start = time.process_time()
+    _, packs = publishing._plan(files, {})
+    assert time.process_time() - start < 10
+    assert sorted(path for paths in packs.values() for path in paths) == sorted(files)
+
+
 def test_a_part_is_cloned(original: ra.RaggedAtlas, server: WebServer, tmp_path: Path) -> None:
     atlas = ra.clone(server.address, tmp_path / "one", datasets=["anndata-3"])
     assert [*atlas.list_datasets()["name"]] == ["anndata-3"]

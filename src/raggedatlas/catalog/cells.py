@@ -294,7 +294,8 @@ def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table
     `columns` maps a stored name to values, or to what makes them for the type of the column, which can differ from the
     plan's: it became text, or another writer added it first.
     """
-    lost = [name for name in columns if name not in schema.names]
+    there = {*schema.names}
+    lost = [name for name in columns if name not in there]
     if lost:
         raise ConflictError(f"Another process has removed the columns {lost} of the cells meanwhile; run it again.")
     given = {name: made(schema.field(name).type) if callable(made) else made for name, made in columns.items()}

@@ -131,14 +131,11 @@ def publish(
             places = _reuse(files, old, old_places, there)
             opening, packs = _plan(files, places)
         n_new = sum(files[path].n_bytes for paths in packs.values() for path in paths)
+        stay = {place.pack for place in places.values()}
         if dry_run:
-            notes.append(f"{len(packs):,} pack(s) would be written, {len({p.pack for p in places.values()}):,} stay")
+            notes.append(f"{len(packs):,} pack(s) would be written, {len(stay):,} stay")
             return MaintenanceReport(n_bytes=n_new, dry_run=True, notes=tuple(notes))
-        entries = (
-            {}
-            if old is None
-            else {name: entry for name, entry in old.packs.items() if name in {p.pack for p in places.values()}}
-        )
+        entries = {} if old is None else {name: entry for name, entry in old.packs.items() if name in stay}
         for done, (pack, paths) in enumerate(packs.items()):
             progress("packs", done, len(packs))
             own = [(path, files[path]) for path in paths]
@@ -284,7 +281,8 @@ def _plan(files: Mapping[str, _NeededFile], places: dict[str, PackedFile]) -> tu
         # Written again with what is new, so that they can be fetched at once.
         for path in opening:
             places.pop(path, None)
-    rest = [path for path in files if path not in places and path not in set(opening)]
+    done = {*places, *opening}
+    rest = [path for path in files if path not in done]
     parts = [sorted(path for path in opening if path not in places)]
     parts += [[path for path in rest if path.startswith(part)] for part in (TABLES, ARRAYS)]
     planned = [
@@ -369,10 +367,11 @@ def _check(view: Catalog, places: Mapping[str, PackedFile]) -> None:
 def _remove_unused(target: Location, head: Head) -> int:
     """Remove packs and indexes that readers of the head before do not need any more."""
     oldest = datetime.now(UTC) - GRACE
+    used = {*head.packs, head.index}
     unused = [
         key
         for key, _, when in target.list_objects()
-        if (PACK.fullmatch(key) or INDEX.fullmatch(key)) and key not in {*head.packs, head.index} and when < oldest
+        if (PACK.fullmatch(key) or INDEX.fullmatch(key)) and key not in used and when < oldest
     ]
     target.delete_objects(unused)
     return len(unused)
@@ -553,8 +552,8 @@ def _clone_steps(files: PublishedFiles, folders: set[str] | None) -> list[list[s
     """Return the files to copy, in the order in which they may become visible."""
     arrays = [p for p in files.paths if p.startswith(ARRAYS) and (folders is None or p.split("/", 2)[1] in folders)]
     tables = [p for p in files.paths if p.startswith(TABLES)]
-    own = [p for p in tables if p.startswith(f"{TABLES}{VERSIONS}.lance/")]
-    rest = [p for p in tables if p not in set(own)]
+    listed = f"{TABLES}{VERSIONS}.lance/"
+    own, rest = ([p for p in tables if p.startswith(listed) is of_list] for of_list in (True, False))
 
     def split(paths: Sequence[str], is_last: Callable[[str], bool]) -> list[list[str]]:
         return [[p for p in paths if not is_last(p)], [p for p in paths if is_last(p)]]

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raggedatlas.catalog import assets, maintenance, optimization, purge, snapshots, validation
+from raggedatlas.catalog import assets, collectors, maintenance, optimization, purge, snapshots, validation
 from raggedatlas.catalog.assets import read_records
-from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, LAYOUTS, Catalog
 from raggedatlas.catalog.layouts import BY_HAND, register_features
 from raggedatlas.errors import (
     ConflictError,
@@ -72,6 +72,22 @@ def test_optimize_twice_writes_nothing(two: Two) -> None:
     before = {name: catalog.tables.version(name) for name in catalog.tables.names()}
     optimization.optimize(catalog)
     assert {name: catalog.tables.version(name) for name in catalog.tables.names()} == before
+
+
+def test_optimize_cleans_a_table_up_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that it writes itself, whose clean-up beside another of the same table would be in vain."""
+    cleaned: list[str] = []
+
+    def clean_up(_: Tables, name: str, __: timedelta) -> int:
+        cleaned.append(name)
+        return 0
+
+    snapshots.snapshot(two[0])
+    write_dataset(two[0], "c", ["A", "ZZ"], np.ones((2, 2), "u1"))
+    monkeypatch.setattr(collectors, "clean_up", clean_up)
+    optimization.optimize(two[0])
+    assert IDENTITY in cleaned
+    assert len(cleaned) == len(set(cleaned))
 
 
 @pytest.mark.long

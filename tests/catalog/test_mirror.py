@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.catalog import assets, maintenance, mirror, purge, snapshots
-from raggedatlas.catalog.catalog import Catalog, create_catalog, open_catalog
+from raggedatlas.catalog.catalog import Catalog, DatasetRecords, create_catalog, open_catalog
 from raggedatlas.catalog.integrity import read_manifest
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import list_versions
@@ -24,6 +24,7 @@ from raggedatlas.model.arguments import no_progress
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
+from raggedatlas.store.tables import Tables
 from support.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
@@ -100,6 +101,23 @@ def grown(two: Two, tmp_path: Path) -> tuple[Catalog, Location]:
     write_dataset(catalog, "c", ["A", "D"], np.ones((4, 2), "u1"), {"kind": ["z"] * 4})
     snapshots.snapshot(catalog)
     return catalog, target
+
+
+def test_the_records_of_each_snapshot_are_read_once(
+    grown: tuple[Catalog, Location], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are most of what a call reads that has nothing to copy."""
+    catalog, target = grown
+    reads, original = list[str](), DatasetRecords.updated
+
+    def updated(self: DatasetRecords, tables: Tables, version: int) -> DatasetRecords:
+        reads.append(tables.location.uri)
+        return original(self, tables, version)
+
+    monkeypatch.setattr(DatasetRecords, "updated", updated)
+    copy(catalog, target)
+    assert reads.count(catalog.tables.location.uri) == 2
+    assert reads.count(open_catalog(target).tables.location.uri) == 1
 
 
 class DiedError(BaseException):

@@ -15,7 +15,6 @@ from raggedatlas.catalog.assets import GRACE
 from raggedatlas.catalog.catalog import CELLS, DATASETS, open_catalog
 from raggedatlas.catalog.collectors import KEEP
 from raggedatlas.catalog.maintenance import gc
-from raggedatlas.catalog.optimization import optimize
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.store.location import Location
 from support.anndata_strategies import assert_same
@@ -24,11 +23,6 @@ from support.atlases import GENES, small_anndata
 EIGHT_DAYS = timedelta(days=8)
 LATER = KEEP - EIGHT_DAYS
 """An age that every version has reached, if the clock of a clean-up with the default age stands eight days ahead."""
-
-
-def clean_by_optimize(folder: str) -> None:
-    catalog = open_catalog(Location(folder))
-    optimize(catalog, keep=LATER)
 
 
 def clean_by_gc(folder: str) -> None:
@@ -40,7 +34,7 @@ def clean_by_lance(folder: str) -> None:
         lance.dataset(str(table)).cleanup_old_versions(older_than=LATER, error_if_tagged_old_versions=False)
 
 
-@pytest.mark.parametrize("clean", [clean_by_optimize, clean_by_gc, clean_by_lance])
+@pytest.mark.parametrize("clean", [clean_by_gc, clean_by_lance])
 def test_an_old_snapshot_reads_equal(tmp_path: Path, clean: Callable[[str], None]) -> None:
     """A snapshot that is eight days old, by the clean-up's clock, answers as it did.
 
@@ -71,8 +65,7 @@ def test_an_old_snapshot_reads_equal(tmp_path: Path, clean: Callable[[str], None
     for table in (CELLS, DATASETS):
         there = {entry["version"] for entry in lance.dataset(atlas._catalog.tables.uri(table)).versions()}
         assert named[table] <= there
-        if clean is not clean_by_optimize:
-            assert unnamed[table] not in there
+        assert unnamed[table] not in there
 
 
 def test_an_untagged_version_would_rot(tmp_path: Path) -> None:

@@ -914,6 +914,41 @@ def test_a_clone_is_an_atlas_that_can_be_written(original: ra.RaggedAtlas, serve
         ra.clone(server.address, tmp_path / "other")
 
 
+@pytest.mark.parametrize("state", ["empty", "added", "clone", "clone with a snapshot", "part"])
+def test_a_clone_replaces_no_atlas_of_somebody(folder: Path, tmp_path: Path, state: str) -> None:
+    """An atlas without snapshots, or with more than was published, is refused and keeps what it has."""
+    target = tmp_path / "mine.atlas"
+    if state in {"empty", "added"}:
+        mine = ra.RaggedAtlas.create(target)
+    else:
+        mine = ra.clone(folder, target, datasets=["anndata-3"] if state == "part" else None)
+    if state != "empty":
+        mine.add(make_file(7), name="mine")
+    if state == "part":
+        mine.drop_snapshot("latest")
+    if state == "clone with a snapshot":
+        mine.snapshot("mine")
+    versions, names = mine.list_versions(), [*mine.list_datasets()["name"]]
+    for datasets in (None, ["anndata"]):
+        with pytest.raises(StoreError, match="another atlas"):
+            ra.clone(folder, target, datasets=datasets)
+    again = ra.RaggedAtlas.open(target)
+    assert again.list_versions() == versions
+    assert [*again.list_datasets()["name"]] == names
+    assert again.validate("deep").sound
+
+
+def test_many_files_are_planned_in_seconds() -> None:
+    """An atlas of hundreds of snapshots has thousands of small files; they are not gone through once for each other file."""
+    small = {f"lance_db/t.lance/{i}": 20 for i in range(5_000)}
+    large = {f"zarr_store/{i:016x}/c": 10 << 20 for i in range(30_000)}
+    files = {path: publishing._NeededFile(Location("."), path, n) for path, n in (small | large).items()}
+    start = time.process_time()
+    _, packs = publishing._plan(files, {})
+    assert time.process_time() - start < 10
+    assert sorted(path for paths in packs.values() for path in paths) == sorted(files)
+
+
 def test_a_part_is_cloned(original: ra.RaggedAtlas, server: WebServer, tmp_path: Path) -> None:
     atlas = ra.clone(server.address, tmp_path / "one", datasets=["anndata-3"])
     assert [*atlas.list_datasets()["name"]] == ["anndata-3"]

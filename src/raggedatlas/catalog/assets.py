@@ -459,7 +459,7 @@ class AssetKind(ABC, Generic[Record]):
         """
         if dataset is not None:
             raise ArgumentError(f"A {self.noun} is dropped for all datasets; leave out dataset={dataset!r}.")
-        catalog = catalog.session(f"drop_{self.noun}")
+        catalog = catalog.session(f"drop_{self.noun}()")
         removed = self.remove(catalog, {record.uid for record in self.find(catalog, name)})
         if not removed:  # Another process has dropped or replaced it meanwhile.
             return self.drop(catalog, name, dataset)
@@ -688,7 +688,7 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> "MaintenanceReport":
     The record is removed first, which makes the dataset invisible at once; then its cells. If the process dies in
     between, the remaining cells are invisible and `repair` removes them.
     """
-    catalog = catalog.session("drop_dataset")
+    catalog = catalog.session("drop_dataset()")
     records: list[DatasetRecord] = []
 
     def choose(old: list[DatasetRecord]) -> Commit:

@@ -53,7 +53,8 @@ FORMAT = "1"
 """Version of the on-disk format."""
 
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
-_UID_KEY = "raggedatlas.uid"
+UID_KEY = "raggedatlas.uid"
+"""Table metadata of `datasets`: tells the atlas from others; copies of it have the same."""
 
 _SHARED_KEY = "raggedatlas.shared_bundles"
 """Table metadata of `datasets`: there since datasets first shared a bundle (see ``raggedatlas.catalog.bundles``)."""
@@ -268,7 +269,7 @@ class Catalog:
 
     def _uid(self) -> str:
         """Return what tells the atlas from others at its address; empty where no table is open."""
-        return self.tables.metadata(DATASETS).get(_UID_KEY, "") if DATASETS in self.tables.held() else ""
+        return self.tables.metadata(DATASETS).get(UID_KEY, "") if DATASETS in self.tables.held() else ""
 
     def _open_all(self) -> None:
         """Open what is not open yet side by side, the datasets before the others."""
@@ -320,7 +321,7 @@ class Catalog:
 
     def add_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema) -> None:
         """Store a feature space in the atlas, with an empty registry if its columns are features."""
-        self.require_writable("register_space")
+        self.require_writable("register_space()")
         check_length(space.name, "name of a feature space")
 
         def attempt() -> None:
@@ -330,7 +331,7 @@ class Catalog:
                     f"The atlas {self.location.uri} has a feature space {space.name!r} already, defined as {known}; choose another name."
                 )
             if known is None:
-                self.refuse_unfinished_purge("register_space")
+                self.refuse_unfinished_purge("register_space()")
             if space.has_features:
                 ensure_table(self.tables, space.registry, registry.arrow_schema())
             if known is None:
@@ -409,7 +410,7 @@ def create_catalog(
     registries_made = {space.registry: FeatureBaseSchema.arrow_schema() for space in pointed}
     registries_made |= {every[name].registry: registry.arrow_schema() for name, registry in chosen.items()}
     made = {**registries_made, LAYOUTS: LAYOUTS_SCHEMA, CELLS: schema, DATASETS: DATASETS_SCHEMA}
-    meta = {_FORMAT_KEY: FORMAT, _CODEC_KEY: codec, _UID_KEY: new_uid()}
+    meta = {_FORMAT_KEY: FORMAT, _CODEC_KEY: codec, UID_KEY: new_uid()}
     meta |= {_SPACE_KEY + s.name: s.to_json() for s in every.values()}
     tables = catalog.tables.resume()
     # Repeating a create that died is safe: `Tables.create` reuses an empty table with the same columns.

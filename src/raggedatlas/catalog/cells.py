@@ -52,6 +52,22 @@ def visible_cells(catalog: Catalog, columns: Sequence[str]) -> Iterator[pa.Recor
         yield batch.filter(in_datasets(batch, uids))
 
 
+def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
+    """Count the rows of the cell table: dataset uid -> cells, in table order, including datasets without a record."""
+    found: dict[str, int] = {}
+    for batch in catalog.tables.batches(CELLS, ["dataset_uid"]):
+        count_cells(batch.column("dataset_uid"), found)
+    return found
+
+
+def count_cells(datasets: pa.Array, counts: dict[str, int]) -> None:
+    """Add the cells of each dataset to `counts`, by the column of the datasets."""
+    for entry in pc.value_counts(datasets).to_pylist():
+        # Text also where nothing is named, which only something other than this library writes.
+        uid = str(entry["values"])
+        counts[uid] = counts.get(uid, 0) + entry["counts"]
+
+
 def stored_type(arrow: pa.DataType) -> pa.DataType:
     """Return the type in which the cell table stores a column: the widest of its family, so that later files fit.
 
@@ -260,20 +276,16 @@ def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple
     # Without a shared value, nothing says how the two orders interleave.
     if not consistent or not shared:
         return (*old, *(v for v in new if v not in position)), False
-    merged: list[Any] = []
-    rest = list(old)
-    for value in new:
+    # A new value before a shared one goes in front of it; after the last shared one it follows all of `old`.
+    end = max(i for i, value in enumerate(new) if value in position) + 1
+    merged, at = list[Any](), 0
+    for value in new[:end]:
         if value in position:
-            upto = rest.index(value) + 1
-            merged += rest[:upto]
-            rest = rest[upto:]
-        # A new value before a shared one goes in front of it; after the last shared one it follows all of `old`.
-        elif rest and any(v in position for v in new[new.index(value) :]):
-            merged.append(value)
+            merged += old[at : position[value] + 1]
+            at = position[value] + 1
         else:
-            merged += [*rest, value]
-            rest = []
-    return (*merged, *rest), True
+            merged.append(value)
+    return (*merged, *old[at:], *new[end:]), True
 
 
 def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table:
@@ -282,7 +294,8 @@ def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table
     `columns` maps a stored name to values, or to what makes them for the type of the column, which can differ from the
     plan's: it became text, or another writer added it first.
     """
-    lost = [name for name in columns if name not in schema.names]
+    there = {*schema.names}
+    lost = [name for name in columns if name not in there]
     if lost:
         raise ConflictError(f"Another process has removed the columns {lost} of the cells meanwhile; run it again.")
     given = {name: made(schema.field(name).type) if callable(made) else made for name, made in columns.items()}
@@ -447,7 +460,7 @@ def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
 
 def drop_annotation(catalog: Catalog, name: str) -> "MaintenanceReport":
     """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns."""
-    catalog = catalog.session("drop_annotation")
+    catalog = catalog.session("drop_annotation()")
     schema = catalog.tables.schema(CELLS)
     columns = annotation_columns(schema)
     own = [column for column, record in columns.items() if record.name == name]

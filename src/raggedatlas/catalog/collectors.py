@@ -25,6 +25,7 @@ from raggedatlas.catalog.assets import (
 )
 from raggedatlas.catalog.bundles import bundles_with
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, shares_bundles
+from raggedatlas.catalog.cells import cells_per_dataset
 from raggedatlas.catalog.deletion import remove_dead_deletions
 from raggedatlas.catalog.inventory import dataset_folders, inventory, shared_folders
 from raggedatlas.catalog.kept_tables import MARKERS
@@ -34,7 +35,6 @@ from raggedatlas.catalog.versions import (
     PENDING,
     PURGE_TAG,
     UID,
-    cells_per_dataset,
     for_tables,
     list_versions,
     repair_tags,

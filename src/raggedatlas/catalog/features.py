@@ -431,11 +431,8 @@ def presence(
     adding; and the uids of the features.
     """
     registry = read_registry(catalog, space)
-    tables = {
-        s.name: s.registry for s in catalog.spaces().values() if s.has_features and catalog.tables.has(s.registry)
-    }
     # At the tip, the stored mapping may lack the newest features.
-    registry = replace(registry, identity=fresh_identity(catalog, space, tables))
+    registry = replace(registry, identity=fresh_identity(catalog, space, registry_tables(catalog)))
     every = [] if names is not None else registry.table.column("uid").to_pylist()
     # Names may mean one feature, as those do that `features()` lists where some count as another one.
     uids = (

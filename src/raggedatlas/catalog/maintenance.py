@@ -23,7 +23,7 @@ from raggedatlas.store.tables import LISTING
 
 def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
     """Give a dataset of the tip another name; snapshots keep the old one."""
-    catalog = catalog.session("rename_dataset")
+    catalog = catalog.session("rename_dataset()")
     check_given_name(name, "name of a dataset")
 
     def choose(old: list[DatasetRecord]) -> Commit:
@@ -37,7 +37,7 @@ def rename_dataset(catalog: Catalog, uid_or_name: str, name: str) -> None:
 
 def set_license(catalog: Catalog, uid_or_name: str, license: str) -> None:
     """Note the licence of a dataset of the tip; snapshots keep the old one."""
-    catalog = catalog.session("set_license")
+    catalog = catalog.session("set_license()")
     check_license(license)
 
     def choose(old: list[DatasetRecord]) -> Commit:
@@ -57,14 +57,14 @@ def gc(
     `grace` and `keep` are those of `Sweep`. The report has the groups that were or, with `dry_run`, would be freed,
     with their bytes.
     """
-    held = catalog.session("gc", anew=True)
+    held = catalog.session("gc()", anew=True)
     earlier = purged(held)
     try:
         report = Sweep(held, "dry run" if dry_run else "gc", grace, keep).run()
         if not dry_run:
             seal_versions(held)
     except AtlasError:
-        if not was_purged(held, earlier, "gc"):
+        if not was_purged(held, earlier, "gc()"):
             raise
         return gc(catalog, dry_run=dry_run, grace=grace, keep=keep)
     return report
@@ -76,7 +76,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     The report has removed cells without a record and removed unreferenced groups. Its notes name datasets whose arrays
     are missing: they cannot be repaired, only restored from a copy or dropped.
     """
-    held = catalog.session("repair", anew=True, purges=True)
+    held = catalog.session("repair()", anew=True, purges=True)
     # First, because all other writes are refused until the purge is finished.
     sweep = Sweep(held, "repair", grace, notes=[f"finished the purge of {uid}" for uid in resume_purge(held)])
     earlier = purged(held)
@@ -87,7 +87,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
             sweep.notes.append("feature identities: recomputed")
         seal_versions(held)
     except AtlasError:
-        if not was_purged(held, earlier, "repair"):
+        if not was_purged(held, earlier, "repair()"):
             raise
         return repair(catalog, grace)
     return sweep.report()

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, partial
+from functools import partial
 from uuid import uuid4
 
 from raggedatlas.catalog.assets import GRACE, read_links
@@ -16,7 +16,7 @@ from raggedatlas.catalog.kept_tables import kept_files
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import ConflictError, CorruptError, MissingFileError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
-from raggedatlas.model.records import AtlasVersionRecord, Link
+from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, Link
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.linked import iterate_object, load_references
@@ -60,7 +60,7 @@ def sync(
     made again. Of linked datasets the references are copied and, with `values`, the files that they lead to. The records stay as they are,
     and with them the root hashes of snapshots; which files the mirror has is in a list of its own (`store.sources.COPIES`).
     """
-    catalog.refuse_unfinished_purge("sync")
+    catalog.refuse_unfinished_purge("sync()")
     records = list_versions(catalog)
     if not records:
         raise NotFoundError(f"{catalog.location.uri} has no snapshot to copy; take one with snapshot().")
@@ -68,7 +68,7 @@ def sync(
     try:
         return _copy_snapshots(catalog, records, catalog_at(target), values=values, dry_run=dry_run, progress=progress)
     except (NotFoundError, MissingFileError, CorruptError) as error:
-        catalog.refuse_unfinished_purge("sync")
+        catalog.refuse_unfinished_purge("sync()")
         # A purge changes the root hashes of snapshots.
         roots = {record.version: record.root_hash for record in list_versions(catalog)}
         changed = sorted(record.version for record in records if roots.get(record.version) != record.root_hash)
@@ -91,19 +91,24 @@ def _copy_snapshots(
     catalog: Catalog, records: Sequence[AtlasVersionRecord], mirror: Catalog, *, values: bool, dry_run: bool, progress: Progress
 ) -> MaintenanceReport:  # fmt: skip
     held = list_versions(mirror) if is_atlas(mirror.location) else []
-    _refuse_foreign(catalog, mirror, records, held)
-    partial = mirror.location.child(PARTIAL)
+    entries = _refuse_foreign(catalog, mirror, records, held)
+    scratch = mirror.location.child(PARTIAL)
     if not dry_run:
-        remove_partial(partial, GRACE)
+        remove_partial(scratch, GRACE)
     groups, n_bytes, n_files = [], 0, 0
     known = {uid for record in held for uid in inventory(mirror.at(record)).folders}
-    uids = sorted({uid for record in records for uid in inventory(catalog.at(record)).folders})
+    roots, folders, links = {record.root_hash for record in held}, set[str](), dict[str, _Linked]()
     # What snapshots that the mirror lacks record of the Zarr store: uid -> path below its folder -> hash.
-    there, hashes = {record.root_hash for record in held}, dict[str, dict[str, str]]()
-    for record in (record for record in records if record.root_hash not in there):
-        for path, sha256 in inventory(catalog.at(record)).contents.items():
+    hashes: dict[str, dict[str, str]] = {}
+    for record in records:
+        # Read once, and one at a time: an atlas may have a thousand snapshots.
+        there = inventory(catalog.at(record))
+        folders |= there.folders
+        links |= _links(record, there.datasets)
+        for path, sha256 in there.contents.items() if record.root_hash not in roots else ():
             uid, _, key = path.partition("/")
             hashes.setdefault(uid, {})[key] = sha256
+    uids = sorted(folders)
     for done, uid in enumerate(uids):
         progress("arrays", done, len(uids))
         own = hashes.get(uid, {})
@@ -112,21 +117,21 @@ def _copy_snapshots(
             _File(key, size, own.get(key, ""), settled=uid in known and not key.endswith("zarr.json"))
             for key, size, _ in catalog.arrays.child(uid).list_objects()
         ]
-        copied = _copy(files, catalog.arrays.child(uid), mirror.arrays.child(uid), partial, dry_run=dry_run)
+        copied = _copy(files, catalog.arrays.child(uid), mirror.arrays.child(uid), scratch, dry_run=dry_run)
         if not dry_run:
             _check_shards(mirror.arrays.child(uid), [file.key for file in files], copied, own)
         n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         groups += [uid] if copied else []
     progress("arrays", len(uids), len(uids))
-    sources = _Sources(catalog, mirror, records)
-    sizes = sources.copy(partial, values=values, dry_run=dry_run, progress=progress)
+    sources = _Sources(catalog, mirror, links, records[-1])
+    sizes = sources.copy(scratch, values=values, dry_run=dry_run, progress=progress)
     n_bytes, n_files = n_bytes + sum(sizes.values()), n_files + len(sizes)
     groups = sorted({*groups, *(path.partition("/")[0] for path in sizes)})
     if held and not dry_run:
         # Tags of a snapshot move when the source purges a dataset; the hashes of the old ones would be reported as damage.
         delete_manifest_log(mirror)
-    for step in _table_steps(catalog, records, _entries(mirror, held)):
-        copied = _copy(step, catalog.tables.location, mirror.tables.location, partial, dry_run=dry_run)
+    for step in _table_steps(catalog, records, entries):
+        copied = _copy(step, catalog.tables.location, mirror.tables.location, scratch, dry_run=dry_run)
         n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         progress("tables", 0, 1)
     if not dry_run:
@@ -137,11 +142,21 @@ def _copy_snapshots(
                 if NUMBERED.fullmatch(tag) and tag not in kept:
                     tables.untag(name, tag)
         seal_versions(mirror)
-        remove_partial(partial, timedelta(0))
+        remove_partial(scratch, timedelta(0))
     progress("tables", 1, 1)
     notes = [f"snapshots: {len(records)}; {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
-    notes += sources.notes()
+    notes += sources.notes(values=values)
     return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=tuple(notes))
+
+
+_Linked = tuple[Link, str, AtlasVersionRecord]
+"""One of the links to a file, the name of the dataset, and the newest snapshot that has it."""
+
+
+def _links(record: AtlasVersionRecord, datasets: Mapping[str, Sequence[DatasetRecord]]) -> dict[str, _Linked]:
+    """Return the files that the datasets of a snapshot are linked to, by the paths of their copies."""
+    each = ((uid, one, link) for uid, own in datasets.items() for one in own for link in read_links(one).values())
+    return {copy_path(uid, link.sha256): (link, one.name or uid, record) for uid, one, link in each}
 
 
 @dataclass(frozen=True)
@@ -150,19 +165,12 @@ class _Sources:
 
     catalog: Catalog
     mirror: Catalog
-    records: Sequence[AtlasVersionRecord]
+    links: Mapping[str, _Linked]  # by the path of the copy
+    newest: AtlasVersionRecord
     # Path of the copy of each file of older snapshots that could not be copied -> why.
     lost: dict[str, str] = field(default_factory=dict, init=False)
 
-    @cached_property
-    def links(self) -> Mapping[str, tuple[Link, str, AtlasVersionRecord]]:
-        """Path of the copy of each -> one of the links to it, the name of the dataset, and the newest snapshot that has it."""
-        each = ((record, inventory(self.catalog.at(record)).datasets) for record in self.records)
-        own = ((record, uid, one) for record, datasets in each for uid, found in datasets.items() for one in found)
-        links = ((record, uid, one.name or uid, link) for record, uid, one in own for link in read_links(one).values())
-        return {copy_path(uid, link.sha256): (link, name, record) for record, uid, name, link in links}
-
-    def copy(self, temporary: Location, *, values: bool, dry_run: bool, progress: Progress) -> dict[str, int]:
+    def copy(self, scratch: Location, *, values: bool, dry_run: bool, progress: Progress) -> dict[str, int]:
         """Copy those that the mirror lacks, with `values`, and list those that it has.
 
         Returns what was copied: path below its Zarr store -> bytes. Files that only older snapshots are linked to may
@@ -184,10 +192,10 @@ class _Sources:
                 try:
                     source = self.catalog.sources.open_link(link, uid, name)
                     blocks = {key: partial(iterate_object, source, objects, numbers[key]) for key in lacking}
-                    write = partial(_write_or_digest, blocks, self.mirror.arrays, temporary)
+                    write = partial(_write_or_digest, blocks, self.mirror.arrays, scratch)
                     files = dict(zip(numbers, map_requests(write, [*numbers]), strict=True))
                 except StoreError as error:
-                    if snapshot is self.records[-1]:
+                    if snapshot is self.newest:
                         raise
                     self.lost[path] = str(error)
                     continue
@@ -202,9 +210,10 @@ class _Sources:
         progress("linked files", len(links), len(links))
         return copied
 
-    def notes(self) -> list[str]:
+    def notes(self, *, values: bool) -> list[str]:
         """Say of which datasets the mirror reads the values from files that were not copied."""
-        copies = read_copies(self.mirror.location)
+        # With `values`, all are there that are not lost; after a dry run they would be.
+        copies = self.links.keys() if values else read_copies(self.mirror.location)
         outside = {path: link.source for path, (link, _, _) in self.links.items() if path not in copies}
         notes = [f"a file of older snapshots could not be copied: {text}" for text in self.lost.values()]
         rest = sorted({address for path, address in outside.items() if path not in self.lost})
@@ -219,8 +228,8 @@ class _Sources:
 
 def _refuse_foreign(
     catalog: Catalog, mirror: Catalog, records: Sequence[AtlasVersionRecord], held: Sequence[AtlasVersionRecord]
-) -> None:
-    """Raise if the target holds something else than an earlier mirror of the source, or part of one."""
+) -> dict[str, FileEntry]:
+    """Raise if the target holds something else than an earlier mirror of the source, or part of one; return the files of tables that its snapshots reach."""
     way_out = "Name an empty place, or the mirror that was made of this atlas."
     made = {record.version: record.created_at for record in records}
     newest = max(made)
@@ -244,6 +253,7 @@ def _refuse_foreign(
                     f"{mirror.location.uri} was written to: version {version} of its table {name!r} is not one of {catalog.location.uri}, "
                     f"and would be lost. {way_out}"
                 )
+    return entries
 
 
 def _entries(catalog: Catalog, records: Iterable[AtlasVersionRecord]) -> dict[str, FileEntry]:
@@ -304,7 +314,7 @@ def _check_shards(
 
 
 def _copy(
-    files: Sequence[_File], source: Location, target: Location, partial: Location, *, dry_run: bool
+    files: Sequence[_File], source: Location, target: Location, scratch: Location, *, dry_run: bool
 ) -> dict[str, FileEntry]:
     """Copy the files that the target lacks or has otherwise; return their lengths and hashes, which a dry run does not know."""
     there = {key: size for key, size, _ in target.list_objects()}
@@ -319,7 +329,7 @@ def _copy(
     def copy(file: _File) -> FileEntry:
         if dry_run:
             return FileEntry(max(file.n_bytes, 0), "")
-        return _copy_file(source, file.key, target, partial, file.sha256)
+        return _copy_file(source, file.key, target, scratch, file.sha256)
 
     apply: Callable[..., Iterable[object]] = map if source.is_local and target.is_local else map_requests
     missing = [file for file, lacks in zip(files, apply(lacking, files), strict=True) if lacks]
@@ -333,45 +343,45 @@ def _same_file(source: Location, target: Location, key: str) -> bool:
         return False
 
 
-def remove_partial(partial: Location, grace: timedelta) -> None:
+def remove_partial(scratch: Location, grace: timedelta) -> None:
     """Remove what calls that died have copied in part, from the time before `grace`."""
-    if partial.is_local and partial.exists():
+    if scratch.is_local and scratch.exists():
         oldest = datetime.now(UTC) - grace
-        with store_errors(f"clean up {partial.uri}"):
-            for key, _, when in partial.list_objects():
+        with store_errors(f"clean up {scratch.uri}"):
+            for key, _, when in scratch.list_objects():
                 if when <= oldest:
-                    (partial.checked_path() / key).unlink(missing_ok=True)
+                    (scratch.checked_path() / key).unlink(missing_ok=True)
             # Another call may be copying.
             with contextlib.suppress(OSError):
-                partial.checked_path().rmdir()
+                scratch.checked_path().rmdir()
 
 
-def _copy_file(source: Location, key: str, target: Location, partial: Location, sha256: str = "") -> FileEntry:
+def _copy_file(source: Location, key: str, target: Location, scratch: Location, sha256: str = "") -> FileEntry:
     """Copy one file to the same key of another location, where readers see all or nothing; return length and hash.
 
-    In a folder it is written to `partial` first: what a process that dies leaves must not lie among the files of a
+    In a folder it is written to `scratch` first: what a process that dies leaves must not lie among the files of a
     geometry store, whose digest is over all of them. `sha256` is what is recorded, empty where nothing is; if the
     source does not have it, the target stays as it was.
     """
-    return write_blocks(read_blocks(source, key), target, key, partial, f"{source.uri}/{key}", sha256)
+    return write_blocks(read_blocks(source, key), target, key, scratch, f"{source.uri}/{key}", sha256)
 
 
 def _write_or_digest(
-    blocks: Mapping[str, Callable[[], Iterable[memoryview]]], target: Location, partial: Location, key: str
+    blocks: Mapping[str, Callable[[], Iterable[memoryview]]], target: Location, scratch: Location, key: str
 ) -> FileEntry:
     """Write the file of a key in `blocks`, or read what is there of another; return length and hash."""
     if key not in blocks:
         return FileEntry(*digest_file(target, key))
     # On a thread of its own: obstore takes the blocks of an upload where no other request can be made.
     with contextlib.closing(prefetch(blocks[key]())) as ahead:
-        return write_blocks(ahead, target, key, partial)
+        return write_blocks(ahead, target, key, scratch)
 
 
 def write_blocks(
     blocks: Iterable[bytes | memoryview],
     target: Location,
     key: str,
-    partial: Location,
+    scratch: Location,
     name: str = "",
     sha256: str = "",
 ) -> FileEntry:
@@ -399,7 +409,7 @@ def write_blocks(
     with store_errors(f"write {target.uri}/{key}"):
         if target.is_local:
             path = local_file(target, key)
-            temporary = partial.checked_path() / f"{uuid4().hex}.tmp"
+            temporary = scratch.checked_path() / f"{uuid4().hex}.tmp"
             for folder in (path.parent, temporary.parent):
                 folder.mkdir(parents=True, exist_ok=True)
             try:

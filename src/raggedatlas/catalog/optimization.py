@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 from raggedatlas.catalog.bundles import pack_datasets
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
-from raggedatlas.catalog.collectors import KEEP, Sweep
+from raggedatlas.catalog.collectors import Sweep
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import seal_versions
 from raggedatlas.catalog.layouts import Unnumbered, reindex_registry, sync_layouts, unnumbered_layouts
@@ -17,9 +15,6 @@ from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.sql import is_null
 from raggedatlas.store.upkeep import MANY_FRAGMENTS, compact, index, refresh_vectors
-
-if TYPE_CHECKING:
-    from raggedatlas.model.reports import MaintenanceReport
 
 INDEXES = {
     CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
@@ -39,7 +34,7 @@ def index_table(catalog: Catalog, name: str, least: int = 1) -> bool:
     return any([*indexed, name == CELLS and refresh_vectors(catalog.tables, CELLS)])
 
 
-def optimize(catalog: Catalog, keep: timedelta = KEEP) -> "MaintenanceReport":
+def optimize(catalog: Catalog) -> None:
     """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions.
 
     Small datasets of one layout come to share files (see `pack_datasets`).
@@ -47,57 +42,46 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> "MaintenanceReport":
     Safe with concurrent writers. A table that others keep changing is left for the next call. If nothing changed since
     the last time, little is read and nothing written; what was added since is compacted and indexed by itself, and
     large fragments are not rewritten. Table versions that a snapshot names are never cleaned up, however old; others
-    are kept up to the age `keep`.
-
-    The report has the bytes freed, and a note for each table that was changed or skipped.
+    are kept up to the age `KEEP`.
     """
-    from raggedatlas.model.reports import MaintenanceReport
-
-    catalog = catalog.session("optimize")
+    catalog = catalog.session("optimize()")
     # First, because it leaves fragments of records to compact.
-    packed = pack_datasets(catalog)
-    notes, changed = update_tables(catalog)
-    notes = [*packed, *notes]
-    if not changed and keep >= KEEP:
-        return MaintenanceReport(notes=tuple(notes))
-    every = [*catalog.tables.versions((*asset_tables(), *IDENTITY_TABLES))]
-    names = [CELLS, DATASETS, LAYOUTS, *every, *registry_tables(catalog).values()]
-    names = [*(changed if keep >= KEEP else names), VERSIONS, *every]
-    report = Sweep(catalog, "optimize", keep=keep, tables=names, notes=notes).run()
+    pack_datasets(catalog)
+    changed = update_tables(catalog)
+    if not changed:
+        return
+    others = catalog.tables.versions((*asset_tables(), *IDENTITY_TABLES))
+    # Each once, although some of the others may have changed too.
+    Sweep(catalog, "optimize", tables=[*dict.fromkeys([*changed, VERSIONS, *others])]).run()
     seal_versions(catalog)
-    return report
 
 
-def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str]]:
-    """Assign feature indices, compact and index; return notes, and the tables that were changed.
+def update_tables(catalog: Catalog, least: int = 1) -> list[str]:
+    """Assign feature indices, compact and index; return the tables that were changed.
 
     The catalog is held; afterwards it has the tables as this left them. An index is updated from `least` rows without
     one; with more than one, also a few fragments are left as they are.
     """
     registries, few = registry_tables(catalog), MANY_FRAGMENTS if least > 1 else 0
-    notes: list[str] = []
     changed: list[str] = []
 
     def one(name: str) -> None:
-        try:
+        # A table that others keep changing is left for the next call.
+        with suppress(ConflictError):
             # Indexes first, because Lance does not merge indexed with unindexed fragments.
             indexed = index_table(catalog, name, least)
             # Deleted cells are left out, so that a snapshot does not keep them; other tables have deleted rows from every commit.
             n = 0 if name == CELLS and catalog.tables.has_deleted_rows(CELLS) else few
             if compact(catalog.tables, name, n) or indexed:
                 changed.append(name)
-                notes.append(f"{name}: compacted or indexed")
-        except ConflictError:
-            notes.append(f"{name}: others were writing; skipped until the next call")
 
     def features() -> None:
-        numbered: dict[str, int] = {}
         unnumbered: list[Unnumbered] = []
 
         def number(space: str, table: str) -> None:
             # A small table is read at once: one request instead of two.
             if catalog.tables.count(table) <= WORTH_INDEXING or catalog.tables.count(table, is_null("global_index")):
-                numbered[space] = reindex_registry(catalog, space)
+                reindex_registry(catalog, space)
 
         def look() -> None:
             # If indices may be missing. Repeated rows come from two appends, and thus at least two fragments.
@@ -106,29 +90,27 @@ def update_tables(catalog: Catalog, least: int = 1) -> tuple[list[str], list[str
 
         steps: list[Callable[[], None]] = [*(partial(number, *item) for item in registries.items()), look]
         catalog.location.side_by_side(steps)
-        fresh = any(numbered.values())
         for name in registries.values():
             one(name)
 
         def identity() -> None:
             if update_identity(catalog, registries):
                 changed.append(IDENTITY)
-                notes.append("feature identities: recomputed")
 
         # After the registries were compacted, because it notes the versions that it was derived from.
-        steps = [partial(layouts, unnumbered, fresh=fresh), identity]
+        steps = [partial(layouts, unnumbered), identity]
         catalog.location.side_by_side(steps)
 
-    def layouts(unnumbered: Sequence[Unnumbered], *, fresh: bool) -> None:
-        if (unnumbered and sync_layouts(catalog, unnumbered[0])) or fresh:
-            notes.append("dense feature indices assigned")
+    def layouts(unnumbered: Sequence[Unnumbered]) -> None:
+        if unnumbered:
+            sync_layouts(catalog, unnumbered[0])
         one(LAYOUTS)
 
     # These are overwritten, never appended to.
     others = [*catalog.tables.versions([*asset_tables()])]
     each: list[Callable[[], None]] = [partial(one, name) for name in (CELLS, DATASETS, *others)]
     catalog.location.side_by_side([features, *each])
-    return notes, changed
+    return changed
 
 
 def refresh_identity(catalog: Catalog) -> None:
@@ -139,7 +121,7 @@ def refresh_identity(catalog: Catalog) -> None:
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:
     """Assign dense indices to the features of one space, or of all, in registries and layouts; return how many."""
-    catalog = catalog.session("reindex_registry")
+    catalog = catalog.session("reindex_registry()")
     there = registry_tables(catalog)
     if space is not None and space not in there:
         if catalog.space(space).has_features:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import GRACE, read_links
-from raggedatlas.catalog.catalog import FORMAT, VERSIONS, Catalog, catalog_at, is_atlas
+from raggedatlas.catalog.catalog import DATASETS, FORMAT, UID_KEY, VERSIONS, Catalog, catalog_at, is_atlas
 from raggedatlas.catalog.integrity import read_manifest, seal_versions
 from raggedatlas.catalog.inventory import dataset_folders, inventory
 from raggedatlas.catalog.kept_tables import MARKERS
@@ -102,7 +102,7 @@ def publish(
     ``head.json`` is written last, so that readers see what was there before until all is there. Packs are named by what they hold, and those
     that are there are not written again: so a call that died goes on where it stopped, and the next snapshot adds what is new.
     """
-    catalog.refuse_unfinished_purge("publish")
+    catalog.refuse_unfinished_purge("publish()")
     card = card or Card()
     chosen = {record.version: record for record in (find_version(catalog, one) for one in (at, *keep))}
     records = [chosen[number] for number in sorted(chosen)]
@@ -131,14 +131,11 @@ def publish(
             places = _reuse(files, old, old_places, there)
             opening, packs = _plan(files, places)
         n_new = sum(files[path].n_bytes for paths in packs.values() for path in paths)
+        stay = {place.pack for place in places.values()}
         if dry_run:
-            notes.append(f"{len(packs):,} pack(s) would be written, {len({p.pack for p in places.values()}):,} stay")
+            notes.append(f"{len(packs):,} pack(s) would be written, {len(stay):,} stay")
             return MaintenanceReport(n_bytes=n_new, dry_run=True, notes=tuple(notes))
-        entries = (
-            {}
-            if old is None
-            else {name: entry for name, entry in old.packs.items() if name in {p.pack for p in places.values()}}
-        )
+        entries = {} if old is None else {name: entry for name, entry in old.packs.items() if name in stay}
         for done, (pack, paths) in enumerate(packs.items()):
             progress("packs", done, len(packs))
             own = [(path, files[path]) for path in paths]
@@ -239,8 +236,9 @@ def _list_snapshots(records: Sequence[AtlasVersionRecord], scratch: Location) ->
 def _array_files(view: Catalog) -> dict[str, _NeededFile]:
     """Return the files of the Zarr store that a snapshot reaches, dataset by dataset."""
     files: dict[str, _NeededFile] = {}
-    recorded = inventory(view).files
-    for uid in sorted(inventory(view).folders):
+    there = inventory(view)
+    recorded = there.files
+    for uid in sorted(there.folders):
         for key, n_bytes, _ in sorted(view.arrays.child(uid).list_objects()):
             path = f"{uid}/{key}"
             files[ARRAYS + path] = _NeededFile(view.arrays, path, n_bytes, recorded.get(path, ""))
@@ -283,7 +281,8 @@ def _plan(files: Mapping[str, _NeededFile], places: dict[str, PackedFile]) -> tu
         # Written again with what is new, so that they can be fetched at once.
         for path in opening:
             places.pop(path, None)
-    rest = [path for path in files if path not in places and path not in set(opening)]
+    done = {*places, *opening}
+    rest = [path for path in files if path not in done]
     parts = [sorted(path for path in opening if path not in places)]
     parts += [[path for path in rest if path.startswith(part)] for part in (TABLES, ARRAYS)]
     planned = [
@@ -368,10 +367,11 @@ def _check(view: Catalog, places: Mapping[str, PackedFile]) -> None:
 def _remove_unused(target: Location, head: Head) -> int:
     """Remove packs and indexes that readers of the head before do not need any more."""
     oldest = datetime.now(UTC) - GRACE
+    used = {*head.packs, head.index}
     unused = [
         key
         for key, _, when in target.list_objects()
-        if (PACK.fullmatch(key) or INDEX.fullmatch(key)) and key not in {*head.packs, head.index} and when < oldest
+        if (PACK.fullmatch(key) or INDEX.fullmatch(key)) and key not in used and when < oldest
     ]
     target.delete_objects(unused)
     return len(unused)
@@ -503,7 +503,7 @@ def clone(
     Arrays come first, then the files of tables, and the list of snapshots last: until it is written there is no atlas.
     """
     files = published_files(view)
-    _refuse_other(files, target)
+    _refuse_other(view, files.head.snapshots, target)
     folders: set[str] | None = None
     if datasets is not None:
         there = inventory(view)
@@ -532,21 +532,28 @@ def clone(
 _AT_ONCE = 64
 
 
-def _refuse_other(files: PublishedFiles, target: Location) -> None:
+def _refuse_other(view: Catalog, records: Sequence[AtlasVersionRecord], target: Location) -> None:
+    """Raise if the target is an atlas, unless all of it is of these snapshots."""
     if not target.holds_files() or not is_atlas(target):
         return
-    known = {record.root_hash for record in list_versions(catalog_at(target))}
-    # Without snapshots it is what an earlier call, which died, left of a part.
-    if known and not known & {record.root_hash for record in files.head.snapshots}:
-        raise StoreError(f"{target.uri} is another atlas; name an empty place.")
+    there = catalog_at(target)
+    known = {record.root_hash for record in list_versions(there)}
+    # An earlier call that died may have left a part without snapshots, as another atlas may have none yet.
+    same = known <= {record.root_hash for record in records} and _uid(there) == _uid(view)
+    if not same or inventory(there).datasets.keys() - {uid for r in records for uid in inventory(view.at(r)).datasets}:
+        raise StoreError(f"{target.uri} is another atlas, or was written to since it was cloned; name an empty place.")
+
+
+def _uid(catalog: Catalog) -> str | None:
+    return catalog.tables.metadata(DATASETS).get(UID_KEY)
 
 
 def _clone_steps(files: PublishedFiles, folders: set[str] | None) -> list[list[str]]:
     """Return the files to copy, in the order in which they may become visible."""
     arrays = [p for p in files.paths if p.startswith(ARRAYS) and (folders is None or p.split("/", 2)[1] in folders)]
     tables = [p for p in files.paths if p.startswith(TABLES)]
-    own = [p for p in tables if p.startswith(f"{TABLES}{VERSIONS}.lance/")]
-    rest = [p for p in tables if p not in set(own)]
+    listed = f"{TABLES}{VERSIONS}.lance/"
+    own, rest = ([p for p in tables if p.startswith(listed) is of_list] for of_list in (True, False))
 
     def split(paths: Sequence[str], is_last: Callable[[str], bool]) -> list[list[str]]:
         return [[p for p in paths if not is_last(p)], [p for p in paths if is_last(p)]]

@@ -62,14 +62,14 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     ``unfinished-purge``. After a crash, `repair` or the same call finishes the job. It raises `ConflictError` if an
     `add` is under way, another purge is not finished, or another process is running this one.
     """
-    catalog = catalog.session("purge", anew=True, purges=True)
+    catalog = catalog.session("purge()", anew=True, purges=True)
     refuse_unknown_assets(catalog, "purge()")
     # `_take_over` looks again.
     mark, steps = catalog.tables.known_purge(), list[Callable[[], Any]]()
     if mark is None:
         uid, name = _find(catalog, uid_or_name)
         mark = PurgeMark(uid=uid, name=name)
-        steps = [partial(refuse_running_adds, catalog, "purge"), partial(refuse_running_deletion, catalog, "purge")]
+        steps = [partial(refuse_running_adds, catalog, "purge()"), partial(refuse_running_deletion, catalog, "purge()")]
     elif uid_or_name not in (mark.uid, mark.name):
         raise mark.refusal(f"purge({uid_or_name!r})", catalog.location.uri)
     steps.append(partial(_sources, catalog, mark.uid))
@@ -156,9 +156,9 @@ def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Record which table versions are the current content, once no other process writes."""
     try:
         # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit.
-        steps: list[Callable[[], Any]] = [catalog.tables.refresh, partial(refuse_running_adds, catalog, "purge")]
+        steps: list[Callable[[], Any]] = [catalog.tables.refresh, partial(refuse_running_adds, catalog, "purge()")]
         catalog.location.side_by_side(steps)
-        refuse_running_deletion(catalog, "purge")
+        refuse_running_deletion(catalog, "purge()")
         if mark.uid in purged(catalog):
             raise NotFoundError(f"Another process has purged the dataset {mark.shown} of {catalog.location.uri}.")
     except AtlasError:
@@ -272,7 +272,8 @@ class _Rewriter:
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
         views = _views(catalog, tips)
-        self._seen = {kind: [one for view in views for one in inventory(view).assets[kind]] for kind in asset_kinds()}
+        assets = [inventory(view).assets for view in views]
+        self._seen = {kind: [one for found in assets for one in found[kind]] for kind in asset_kinds()}
         self._changes = {kind.table: (kind, kind.without_dataset(catalog, uid, views)) for kind in self._seen}
         # Assets from which data of the dataset cannot be removed are deleted, also those that had some in an older snapshot.
         self.assets = {

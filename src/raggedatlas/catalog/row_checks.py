@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.array_checks import BACK, described_paths
 from raggedatlas.catalog.assets import read_assets, read_records, read_specs
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import in_datasets
+from raggedatlas.catalog.cells import count_cells, in_datasets
 from raggedatlas.model.assets import deleted_counts, result_columns
 from raggedatlas.model.ids import uid_numbers
 from raggedatlas.model.records import DatasetRecord
@@ -197,12 +197,12 @@ class _Walk:
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add some rows, and return those of datasets with a record."""
-        _count(batch.column("dataset_uid"), self.counts)
+        count_cells(batch.column("dataset_uid"), self.counts)
         rows = batch.filter(in_datasets(batch, self._datasets))
         for name, kind in self._pointers.items():
             _take_pointers(rows, name, kind, self._groups, self._foreign)
         for name, found in self._counts.items():
-            _count(rows.column("dataset_uid").filter(pc.is_valid(rows.column(name))), found)
+            count_cells(rows.column("dataset_uid").filter(pc.is_valid(rows.column(name))), found)
         return rows
 
     def problems(self, touched: AbstractSet[str] | None) -> list[Problem]:
@@ -253,7 +253,7 @@ def check_rows(
     if before is not None:
         for batch in _scan(change.then, change.gone, ["uid", "dataset_uid"]):
             old_uids.add(batch.column("uid"))
-            _count(batch.column("dataset_uid"), counts_before)
+            count_cells(batch.column("dataset_uid"), counts_before)
         touched = {*walk.counts, *counts_before, *suspects}
         # Add the rows of touched datasets in fragments that have not changed; `counts_before` has the earlier rows in the others.
         deleted = before.n_deleted()
@@ -265,15 +265,9 @@ def check_rows(
         for batch in _scan(change.now, change.kept, walk.columns, where) if wanted else ():
             own = batch.filter(in_datasets(batch, wanted))
             walk.add(own)
-            _count(own.column("dataset_uid"), counts_before)
+            count_cells(own.column("dataset_uid"), counts_before)
     problems = walk.problems(touched) + uids.problems() + uids.problems_with(change, old_uids)
     return CellCheck(problems, touched, walk.counts, counts_before)
-
-
-def _count(column: pa.Array, counts: dict[str, int]) -> None:
-    """Count the rows of each dataset."""
-    for entry in pc.value_counts(column).to_pylist():
-        counts[str(entry["values"])] = counts.get(str(entry["values"]), 0) + entry["counts"]
 
 
 class _Uids:

@@ -26,7 +26,7 @@ from raggedatlas.catalog.assets import (
     refuse_unknown_assets,
     was_purged,
 )
-from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, open_held
+from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, open_held, wrong_columns
 from raggedatlas.catalog.cells import complete_annotations, in_datasets, incomplete_columns, read_annotations
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
@@ -243,9 +243,9 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     snapshot with at least the provisional tag, which clean-up turns into the final one. Datasets whose `add` is under
     way are left out. If validation finds problems, nothing is recorded, and it raises `CorruptError`.
     """
-    catalog.require_writable("snapshot")
+    catalog.require_writable("snapshot()")
     check_label(label)
-    held = catalog.session("snapshot")
+    held = catalog.session("snapshot()")
     earlier = purged(held)
     try:
         record, listed = _snapshot(held, label, earlier)
@@ -283,7 +283,7 @@ def _snapshot(held: Catalog, label: str | None, earlier: Mapping[str, str]) -> t
     steps: list[Callable[[], Any]] = [
         partial(update_tables, held, WORTH_INDEXING), partial(_last_readable, fresh, records), partial(last_manifest, held, records),
     ]  # fmt: skip
-    (_, changed), before, known = held.location.side_by_side(steps)
+    changed, before, known = held.location.side_by_side(steps)
 
     def check(pinned: Catalog, draft: AtlasVersionRecord) -> list[Any] | AtlasError:
         steps: list[Callable[[], Any]] = [
@@ -406,10 +406,7 @@ def open_latest(
         view = replace(view, arrays=arrays)
     if schema is not None:
         there = view.tables.schema(CELLS)
-        wrong = [
-            f.name for f in schema.arrow_schema() if f.name not in there.names or there.field(f.name).type != f.type
-        ]
-        if wrong:
+        if wrong := wrong_columns(there, schema.arrow_schema()):
             raise SchemaError(
                 f"{schema.__name__} names the columns {wrong}, which the cells of {location.uri} lack or hold in another type; "
                 f"they have {dict(zip(there.names, map(str, there.types), strict=True))}. Omit the schema, or correct it."
@@ -427,7 +424,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     snapshot's, then its others get their records back. Running it again finishes the job. While an `add` is under way,
     whose cells would be lost, it raises `ConflictError`.
     """
-    held = catalog.session("restore")
+    held = catalog.session("restore()")
     earlier = purged(held)
     try:
         record = _restore(held, version, earlier)
@@ -437,7 +434,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
             return record
     except AtlasError:
         # What it was reading may be in the midst of being rewritten.
-        if not was_purged(held, earlier, "restore"):
+        if not was_purged(held, earlier, "restore()"):
             raise
     # A purge has begun and ended meanwhile.
     return restore(catalog, version)
@@ -448,13 +445,13 @@ def _restore(catalog: Catalog, version: int | str, earlier: Mapping[str, str]) -
     place = catalog.location
     record = find_version(catalog, version)
     then = open_snapshot(catalog, record)
-    refuse_unknown_assets(catalog, "restore")
+    refuse_unknown_assets(catalog, "restore()")
     steps: list[Callable[[], Any]] = [
         partial(read_assets, then),
         partial(then.tables.read, DATASETS),
         partial(read_assets, catalog),
-        partial(refuse_running_adds, catalog, "restore"),
-        partial(refuse_running_deletion, catalog, "restore"),
+        partial(refuse_running_adds, catalog, "restore()"),
+        partial(refuse_running_deletion, catalog, "restore()"),
     ]
     assets, rows, now, *_ = place.side_by_side(steps)
     wanted = {r.zarr_group for r in datasets_from_table(rows)}
@@ -463,10 +460,7 @@ def _restore(catalog: Catalog, version: int | str, earlier: Mapping[str, str]) -
     steps = [partial(kind.remove, catalog, uids) for kind, uids in later.items() if uids]
     steps += [partial(catalog.tables.delete, DATASETS, in_list("uid", gone))] if gone else []
     place.side_by_side(steps)
-    catalog.tables.restore(CELLS, record.table_versions[CELLS])
-    # The snapshot's table has the cells of adds that were under way, which have no record.
-    if record.ignored:
-        catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
+    _restore_cells(catalog, record)
 
     def once() -> None:
         at = catalog.tables.version(DATASETS)
@@ -510,12 +504,17 @@ def _restore_cells_again(
         counts = catalog.location.side_by_side(steps)
         if all(now >= before for now, before in zip(counts[: len(counted)], counts[len(counted) :], strict=True)):
             return
-    refuse_running_adds(catalog, "restore")
+    refuse_running_adds(catalog, "restore()")
     catalog.tables.refresh([DATASETS])
     if {one.uid for one in read_records(catalog)} - datasets:
         raise ConflictError(
             f"Other processes added to {catalog.location.uri}, and removed datasets, results or geometry, during restore(); run it again."
         )
+    _restore_cells(catalog, record)
+
+
+def _restore_cells(catalog: Catalog, record: AtlasVersionRecord) -> None:
+    """Make the cells of a snapshot the current ones, apart from those of adds that were under way, which have no record."""
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     if record.ignored:
         catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
@@ -523,12 +522,12 @@ def _restore_cells_again(
 
 def drop_snapshot(catalog: Catalog, version: int | str) -> "MaintenanceReport":
     """Remove a snapshot from the list; `gc` frees what only it referenced. Its number is not given again."""
-    catalog = catalog.session("drop_snapshot")
+    catalog = catalog.session("drop_snapshot()")
     dropped = find_version(catalog, version)
     return _report_dropped(
         _forget(
             catalog,
-            "drop_snapshot",
+            "drop_snapshot()",
             # Another process may have dropped it meanwhile, which `find_version` then says.
             lambda records: (
                 [r for r in records if r.version == dropped.version] or [find_version(catalog, dropped.version)]
@@ -550,7 +549,7 @@ def expire_snapshots(
     A snapshot goes if every given condition says so. The newest snapshot always stays. The notes of the report name the
     snapshots.
     """
-    catalog = catalog.session("expire_snapshots")
+    catalog = catalog.session("expire_snapshots()")
     if older_than is None and keep_last is None:
         raise ArgumentError(
             "expire_snapshots() takes older_than, keep_last or both; without either nothing says which snapshots are old."
@@ -573,7 +572,7 @@ def expire_snapshots(
 
     if dry_run:
         return _report_dropped(expired(list_versions(catalog)), dry_run=True)
-    return _report_dropped(_forget(catalog, "expire_snapshots", expired))
+    return _report_dropped(_forget(catalog, "expire_snapshots()", expired))
 
 
 def _forget(

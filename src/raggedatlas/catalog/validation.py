@@ -166,8 +166,8 @@ def _confirmed(catalog: Catalog, check: Callable[[Catalog], Validation]) -> Vali
     if once and not catalog.read_only:
         # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
         with contextlib.suppress(AtlasError):
-            current = catalog.current()
-            named = inventory(current).uids | inventory(current).folders
+            current = inventory(catalog.current())
+            named = current.uids | current.folders
             group = re.compile(r"((?:shared-)?[0-9a-f]{16})/")
             once = [problem for problem in once if {*group.findall(f"{problem.path} {problem.message}")} <= named]
     if once:

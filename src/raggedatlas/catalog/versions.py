@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import pyarrow.compute as pc
-
 from raggedatlas.catalog.assets import alive_among
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
 from raggedatlas.catalog.inventory import inventory
@@ -192,15 +190,6 @@ def for_tables(catalog: Catalog, function: Callable[[str], T], names: Sequence[s
     """Apply a function to tables, side by side where it waits for an object store: name -> result."""
     each = map(function, names) if catalog.location.is_local else map_fetches(function, names)
     return dict(zip(names, each, strict=True))
-
-
-def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
-    """Count the rows of the cell table: dataset uid -> cells, in table order, including datasets without a record."""
-    found: dict[str, int] = {}
-    for batch in catalog.tables.batches(CELLS, ["dataset_uid"]):
-        for entry in pc.value_counts(batch.column("dataset_uid")).to_pylist():
-            found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
-    return found
 
 
 def repair_tags(catalog: Catalog) -> list[str]:

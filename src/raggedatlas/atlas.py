@@ -257,7 +257,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         SchemaError
             If the atlas knows another space by that name.
         """
-        self._opened.session("register_space").add_space(space, registry)
+        self._opened.session("register_space()").add_space(space, registry)
         return space
 
     def register_features(

@@ -327,7 +327,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     The new columns, their values and the record of the annotation are one commit of the cell table. Columns that were
     there are not changed: the new ones cover them (`column_stacks`).
     """
-    catalog = catalog.session("annotate")
+    catalog = catalog.session("annotate()")
     if options.name is not None:
         check_given_name(options.name, "name of an annotation")
     # In a CSV file, a uid of digits alone or such as `12e4567890123456` would be read as a number.

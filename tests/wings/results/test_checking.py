@@ -115,6 +115,16 @@ def test_results_without_records_are_read_and_said_to_be(tmp_path: Path) -> None
     assert len(ra.ResultDataset({}, folder)) == N
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": [Infinity, ""]}', "[]", '{"a": 1}'])
+def test_records_that_hold_anything_are_a_problem(tmp_path: Path, text: str) -> None:
+    """Whatever damaged records hold, validation reports that they cannot be parsed."""
+    folder = written(tmp_path)
+    (folder / "lance_db" / CHECKSUMS).write_text(text)
+    (problem,) = validate_results(folder)
+    assert (problem.rule, problem.level) == ("R01", "must")
+    assert "cannot be parsed" in problem.message
+
+
 def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
     """A folder without results and an unknown level are refused by name."""
     with pytest.raises(NotFoundError):

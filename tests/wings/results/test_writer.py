@@ -279,6 +279,15 @@ def test_a_resumed_run_compares_ids_that_share_a_hash(tmp_path: Path, monkeypatc
     assert list(ResultDataset({}, tmp_path).ids()) == ["000", "001", "002", "003"]
 
 
+@pytest.mark.parametrize("text", ['{"columns": [], "files": [{"name": 5, "n_rows": null, "n_bytes": 1}]}', "[" * 100_000, '{"columns": [], "files": [{"name": "a", "n_rows": Infinity, "n_bytes": 1, "sha256": ""}]}'])  # fmt: skip
+def test_a_checkpoint_that_holds_anything_is_refused(tmp_path: Path, text: str) -> None:
+    """Whatever a damaged checkpoint holds, resuming from it says that it cannot be parsed."""
+    (tmp_path / "r/lance_db").mkdir(parents=True)
+    (tmp_path / "r/lance_db/.checkpoint").write_text(text)
+    with pytest.raises(CorruptError, match="cannot be parsed"):
+        ResultDatasetWriter(tmp_path / "r", resume=True)
+
+
 @given(st.lists(st.lists(st.integers(0, 40), unique=True, max_size=8), max_size=30), st.sampled_from([3, 10, 2**20]))
 def test_known_hashes_are_met(batches: list[list[int]], longest: int) -> None:
     """A hash is met exactly if it was added before, however the runs were merged or put into files."""

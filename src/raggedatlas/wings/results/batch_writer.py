@@ -212,10 +212,13 @@ def read_manifest(path: Path) -> RunManifest | None:
         columns = tuple(
             ResultColumn(each["name"], tuple(each["shape"]), np.dtype(each["dtype"])) for each in document["columns"]
         )
-        fragments = tuple(Fragment(**each) for each in document["files"])
+        fragments = tuple(
+            Fragment(str(each["name"]), int(each["n_rows"]), int(each["n_bytes"]), str(each.get("sha256", "")))
+            for each in document["files"]
+        )
         run, n_parts = str(document.get("run", "")), int(document.get("n_parts", 0))
         facts = {str(name): str(value) for name, value in document.get("facts", {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CorruptError(f"{path} cannot be parsed: {error}.") from error
     # Names become paths of files that are read and deleted; none may lead out of its folder.
     if Path(run).name != run or any(Path(each.name).name != each.name for each in fragments):

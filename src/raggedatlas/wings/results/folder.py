@@ -212,7 +212,7 @@ def read_checksums(result_dir: Path) -> dict[str, FileRecord] | None:
     try:
         recorded = json.loads(path.read_text(encoding="utf-8"))
         return {str(name): FileRecord(int(size), str(digest)) for name, (size, digest) in recorded.items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CorruptError(f"{path} cannot be parsed: {error}.") from error
 
 

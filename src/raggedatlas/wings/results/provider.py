@@ -99,7 +99,7 @@ class JoinedDataset:
             return dict(self.dataset.read_batch(rows, fields))
         if not len(rows) and len(self.dataset):
             # Only values tell shape and dtype of a field.
-            return _without_rows(self.read(np.arange(1), fields))
+            return dict(_without_rows(self.read(np.arange(1), fields)))
         samples = self.samples(rows, fields)
         return {name: self._stack(name, [sample[name] for sample in samples]) for name in fields}
 
@@ -148,7 +148,8 @@ def _without_rows(batch: Any) -> Any:  # noqa: ANN401  (what a dataset's own col
     """Cut all rows off the arrays, tensors and lists of a batch."""
     if isinstance(batch, Mapping):
         return {name: _without_rows(values) for name, values in batch.items()}
-    return batch[:0] if isinstance(batch, list | tuple) or getattr(batch, "ndim", 0) else batch
+    rows = isinstance(batch, list | tuple) or bool(getattr(batch, "ndim", False))
+    return batch[:0] if rows else batch
 
 
 @checked

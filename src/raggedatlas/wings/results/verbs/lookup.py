@@ -277,7 +277,7 @@ def read_index_report(table: "lance.LanceDataset", column: str, metric: str) -> 
     stored = table.config().get(_SETTINGS + column)
     try:
         report = None if stored is None else IndexReport(**json.loads(stored))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CorruptError(f"{table.uri}: what is noted of the index of {column!r} does not read: {error}.") from error
     return report if report is not None and report.metric == metric else None
 

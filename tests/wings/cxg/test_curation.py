@@ -167,13 +167,8 @@ def test_a_query_names_the_facts_that_are_missing(tmp_path: Path) -> None:
 
 
 def test_what_the_schema_cannot_hold_is_refused(tmp_path: Path) -> None:
-    """Another format, an unknown schema, a title without one, and counts that float32 cannot hold; nothing is written."""
-    adata = curated()
-    adata.X = adata.X.astype(np.float64)
-    adata.X.data[0] = (1 << 24) + 1
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
-    atlas.add(adata, "x", progress=False)
-    query = atlas.checkout(atlas.snapshot()).query()
+    """Another format, an unknown schema, a title without one, and numbers that float32 cannot hold; nothing is written."""
+    query = query_with(tmp_path / "a", (1 << 24) + 1)
     cases: list[tuple[str, dict[str, Any], type[Exception]]] = [
         ("x.zarr", {"schema": "cellxgene"}, QueryError),
         ("x.h5ad", {"schema": "other"}, QueryError),
@@ -184,6 +179,30 @@ def test_what_the_schema_cannot_hold_is_refused(tmp_path: Path) -> None:
         with pytest.raises(kind):
             query.write(tmp_path / name, **options)
         assert not (tmp_path / name).exists()
+    with pytest.raises(ValuesError, match="float32"):
+        query_with(tmp_path / "b", 1e300).write(tmp_path / "x.h5ad", schema="cellxgene", title="x")
+    assert not (tmp_path / "x.h5ad").exists()
+
+
+def query_with(folder: Path, value: float) -> ra.Query:
+    """Make an atlas of cells with a number among their values, and ask for all of it."""
+    adata = curated()
+    adata.X = adata.X.astype(np.float64)
+    adata.X.data[0] = value
+    atlas = ra.RaggedAtlas.create(str(folder))
+    atlas.add(adata, "x", progress=False)
+    return atlas.checkout(atlas.snapshot()).query()
+
+
+def test_rounding_is_told(tmp_path: Path) -> None:
+    """Numbers that float32 rounds are written, with a warning; those that it holds without."""
+    for value, n in ((0.1, 1), (0.25, 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            query_with(tmp_path / str(value), value).write(
+                tmp_path / "x.h5ad", schema="cellxgene", title="x", overwrite=True
+            )
+        assert len([each for each in caught if "X was rounded to float32" in str(each.message)]) == n
 
 
 def test_a_query_is_checked_as_what_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,12 @@ def test_the_program_is_looked_for(program: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(explorer, "FOLDER", program.parents[1].name)
     monkeypatch.chdir(program.parents[2])
     assert find_explorer() == program
+    # and in the checkout, from any working directory
+    monkeypatch.chdir(tmp_path)
+    assert find_explorer() is None
+    module = Path(explorer.__file__).relative_to(Path(explorer.__file__).parents[4])
+    monkeypatch.setattr(explorer, "__file__", str(program.parents[2] / module))
+    assert find_explorer() == program
 
 
 PYTHON = """#!/bin/sh

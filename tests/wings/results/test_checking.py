@@ -14,6 +14,7 @@ from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.wings.results import save_to_database
 from raggedatlas.wings.results.folder import CHECKSUMS
 from raggedatlas.wings.results.validation import validate_results
+from support.atlases import npy_run
 
 N = 300
 
@@ -62,6 +63,31 @@ def test_a_changed_byte_is_found(kind: str, tmp_path: Path) -> None:
     assert validate_results(folder) == []
 
 
+def test_npy_results_are_compared_with_their_index(tmp_path: Path) -> None:
+    """Ids of .npy files that occur twice or differ from the index, and batches that do not fit together, are problems."""
+    one = np.ones((2, 3), np.float32)
+    good = [(["a", "b"], one), (["c", "d"], one)]
+    repeated = npy_run(tmp_path / "repeated", [(["a", "b"], one), (["c", "a"], one)])
+    other = npy_run(tmp_path / "other", good)
+    records = np.load(other / "batch_1.npy")
+    records["id"] = ["c", "c"]
+    np.save(other / "batch_1.npy", records)
+    numbers = npy_run(tmp_path / "numbers", good)
+    np.save(numbers / "batch_1.npy", np.zeros(2, [("id", "<i8"), ("tensor", "<f4", (3,))]))
+    for folder, said in ((repeated, "'a' more than once"), (other, "has the id 'c' twice"), (numbers, "ids of int64")):
+        assert validate_results(folder, "quick") == []
+        (problem,) = validate_results(folder)
+        assert (problem.rule, problem.level) == ("R05", "must")
+        assert said in problem.message
+    shapes = npy_run(tmp_path / "shapes", [good[0], (["c", "d"], np.ones((2, 4), np.float32))])
+    (problem,) = validate_results(shapes)
+    assert (problem.rule, problem.level) == ("R01", "must")
+    assert "results of shape (4,)" in problem.message
+    np.save(shapes / "batch_1.npy", np.zeros(2, [("id", "<i8", (2,)), ("tensor", "<f4", (3,))]))
+    (problem,) = validate_results(shapes, "quick")
+    assert "expected one number or text per row" in problem.message
+
+
 def test_damaged_results_are_not_added(tmp_path: Path) -> None:
     """An atlas refuses results of which a byte differs, before anything is written."""
     import anndata as ad
@@ -87,6 +113,16 @@ def test_results_without_records_are_read_and_said_to_be(tmp_path: Path) -> None
     (folder / "lance_db" / CHECKSUMS).unlink()
     assert [(p.rule, p.level) for p in validate_results(folder)] == [("R04", "practice")]
     assert len(ra.ResultDataset({}, folder)) == N
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": [Infinity, ""]}', "[]", '{"a": 1}'])
+def test_records_that_hold_anything_are_a_problem(tmp_path: Path, text: str) -> None:
+    """Whatever damaged records hold, validation reports that they cannot be parsed."""
+    folder = written(tmp_path)
+    (folder / "lance_db" / CHECKSUMS).write_text(text)
+    (problem,) = validate_results(folder)
+    assert (problem.rule, problem.level) == ("R01", "must")
+    assert "cannot be parsed" in problem.message
 
 
 def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:

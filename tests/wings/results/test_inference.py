@@ -178,7 +178,7 @@ def test_an_error_of_the_model_says_where(small: Any, tmp_path: Path) -> None:
         (f"{HERE}:nothing", {}, NotFoundError, "nothing"),
         ("nowhere.py:f", {}, NotFoundError, "no file"),
         ("math", {}, QueryError, "names no model"),
-        ("m.onnx", {}, QueryError, "with `engine` in place"),
+        ("m.onnx", {}, QueryError, "run it with `engine`"),
         ("math:pi", {}, SourceError, "float"),
         ("math:sqrt", {"weights": "w.pt"}, SourceError, "no PyTorch module"),
         ("math:sqrt", {"options": {"a": 1}}, SourceError, "function already"),

@@ -49,7 +49,7 @@ def test_lookup_gives_the_rows_of_uids(write: Write) -> None:
     assert np.array_equal(lookup(str(found.data_location), uids[0]), values[7])
     assert lookup(found, "nobody") is None
     assert lookup(found, []) == {}
-    with pytest.raises(NotFoundError, match="no output 'other'"):
+    with pytest.raises(NotFoundError, match="no output 'other'; it has data"):
         lookup(found, uids, column="other")
 
 

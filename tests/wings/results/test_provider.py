@@ -174,6 +174,27 @@ def test_datasets_may_stack_themselves() -> None:
         DataProvider(CONFIG, {"t": {**base, "dataset_class": "Table"}}).batch([0, 1])
 
 
+def test_a_batch_without_a_match_has_the_structure_of_others(request_of_two: dict[str, Any]) -> None:
+    """C92: where no row of a batch has a match, fields have the names, dtypes and shapes of other batches, and no rows."""
+    right = {**request_of_two["right"], "primary_id_field": "object_id"}
+    del right["join_field"]
+    for kind, fields in (("Table", ["image", "weight"]), ("Padded", ["ragged", "image"]), ("Whole", ["weight"])):
+        joined = {"dataset_class": kind, "join_field": "key", "fields": fields}
+        provider = DataProvider(CONFIG, {"right": right, "t": joined})
+        # The ids of the first rows, c34 and c32, are beyond those of the table.
+        for found, other in (
+            (provider.batch([0, 1]), provider.batch([3])),
+            (provider.collate([provider[0], provider[1]]), provider.collate([provider[3]])),
+        ):
+            assert found["t__matched"].tolist() == [False, False]
+            shown, expected = found["t"], other["t"]
+            if kind == "Whole":
+                shown, expected = {"": shown}, {"": expected}
+            assert shown.keys() == expected.keys()
+            for name, values in shown.items():
+                assert (values.shape, values.dtype) == ((0, *expected[name].shape[1:]), expected[name].dtype)
+
+
 def test_npy_results_are_datasets_too(tmp_path: Path) -> None:
     """C59, C92: .npy results join with a table under either spelling of their class."""
     folder = npy_run(tmp_path / "npy", [(["c9", "c1"], np.array([[9.0], [1.0]], np.float32))])

@@ -262,6 +262,32 @@ def test_ids_that_share_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.
     assert list(ResultDataset({}, tmp_path).ids()) == ["a", "b", "c"]
 
 
+def test_a_resumed_run_compares_ids_that_share_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose ids share a hash is resumed; an id that its checkpoint really has twice is refused."""
+    interrupted(tmp_path)
+    monkeypatch.setattr(batch_writer, "hash", len, raising=False)
+    checkpoint = tmp_path / "lance_db/.checkpoint"
+    noted = json.loads(checkpoint.read_text())
+    checkpoint.write_text(json.dumps({**noted, "files": [*noted["files"], noted["files"][1]]}))
+    with pytest.raises(SourceError, match="The interrupted run, row 3: the id '001' already has a result"):
+        ResultDatasetWriter(tmp_path, facts={"model": "m"}, resume=True)
+    checkpoint.write_text(json.dumps(noted))
+    with ResultDatasetWriter(tmp_path, facts={"model": "m"}, resume=True) as writer:
+        writer.write_batch(["003"], np.zeros((1, 2)))
+        with pytest.raises(SourceError, match="'001' already has a result"):
+            writer.write_batch(["004", "001"], np.zeros((2, 2)))
+    assert list(ResultDataset({}, tmp_path).ids()) == ["000", "001", "002", "003"]
+
+
+@pytest.mark.parametrize("text", ['{"columns": [], "files": [{"name": 5, "n_rows": null, "n_bytes": 1}]}', "[" * 100_000, '{"columns": [], "files": [{"name": "a", "n_rows": Infinity, "n_bytes": 1, "sha256": ""}]}'])  # fmt: skip
+def test_a_checkpoint_that_holds_anything_is_refused(tmp_path: Path, text: str) -> None:
+    """Whatever a damaged checkpoint holds, resuming from it says that it cannot be parsed."""
+    (tmp_path / "r/lance_db").mkdir(parents=True)
+    (tmp_path / "r/lance_db/.checkpoint").write_text(text)
+    with pytest.raises(CorruptError, match="cannot be parsed"):
+        ResultDatasetWriter(tmp_path / "r", resume=True)
+
+
 @given(st.lists(st.lists(st.integers(0, 40), unique=True, max_size=8), max_size=30), st.sampled_from([3, 10, 2**20]))
 def test_known_hashes_are_met(batches: list[list[int]], longest: int) -> None:
     """A hash is met exactly if it was added before, however the runs were merged or put into files."""
@@ -518,6 +544,26 @@ def test_an_error_keeps_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(writer) == 4
     writer.abort()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_finished_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the rows written so far cannot be read back, for they are lost, nothing is committed without them."""
+    writer = ResultDatasetWriter(tmp_path)
+    writer.write_batch(["a"], [np.zeros(3)])
+
+    def fail(path: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(batch_writer, "file_digest", fail)
+    with pytest.raises(StoreError):
+        list(writer.read_back())
+    monkeypatch.undo()
+    with pytest.raises(ReadOnlyError, match="aborted"):
+        writer.write_batch(["b"], [np.zeros(3)])
+    with pytest.raises(ReadOnlyError, match="aborted"):
+        writer.commit()
+    with pytest.raises(NotFoundError):
+        ResultDataset({}, tmp_path)
 
 
 def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from raggedatlas.wings.results.dataset import ResultDataset
 from raggedatlas.wings.results.writer import ResultDatasetWriter
 from raggedatlas.wings.viewer.exports import CELLS, CONFIG
 from raggedatlas.wings.viewer.scene import Look, make_scene, match_ids
+from raggedatlas.wings.viewer.sources import FileCells
 from raggedatlas.wings.viewer.verbs import make_view, view, visualize
 
 pytestmark = pytest.mark.filterwarnings(
@@ -300,6 +301,21 @@ def test_the_command_adds_embeddings(tmp_path: Path) -> None:
         assert said.exit_code == 0, said.output
 
 
+def test_an_embedding_that_nobody_named_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the default embedding the first two dimensions are shown if it has more than three; it is read a single time."""
+    adata = donor_file(1, GENES, ["#ff0000", "#00ff00"])
+    adata.obsm = {"X_pca": np.arange(4.0 * N).reshape(N, 4)}
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    read = FileCells.coordinates
+    calls: list[str] = []
+    monkeypatch.setattr(FileCells, "coordinates", lambda self, name: (calls.append(name), read(self, name))[1])
+    scene = make_view(tmp_path / "x.h5ad")
+    assert len(calls) == 1
+    assert sorted(scene.coordinates.tolist()) == adata.obsm["X_pca"][:, :2].tolist()
+    with pytest.raises(QueryError, match="has 4 dimensions"):
+        make_view("X_pca", tmp_path / "x.h5ad")
+
+
 @pytest.mark.parametrize("verb", [["info"], ["ls"], ["create"], ["query", "-o", "x.h5ad"]])
 def test_a_file_is_not_opened_as_an_atlas(verb: list[str], tmp_path: Path) -> None:
     """A verb of an atlas says that a file is none, not what a library could not do inside of it."""
@@ -472,6 +488,19 @@ def test_vitessce_folder_is_what_its_configuration_says(snapshot: Any, tmp_path:
     assert adata.var_names.tolist() == ["LYZ", "CD3D"]
     visualize(make_view("umap", snapshot), path=folder, overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"x.vitessce"}
+
+
+def test_vitessce_folder_tells_which_values_are_no_measurements(snapshot: Any, tmp_path: Path) -> None:
+    """Vitessce knows no missing values: those of genes that a dataset did not measure are 0, and the folder and a warning say so."""
+    uids = snapshot.query().to_pandas().index
+    scene = make_scene(uids, np.zeros((2 * N, 2)), genes=make_view("umap", snapshot).genes, look=Look(subtitle="All."))
+    with pytest.warns(UserWarning, match=r"x\.vitessce: Values that were not measured are 0 here: LYZ of 40 cells\."):
+        folder = visualize(scene, path=tmp_path / "x.vitessce", genes=["CD3D", "LYZ"])
+    config = json.loads((folder / CONFIG).read_text("utf-8"))
+    assert config["description"] == "All. Values that were not measured are 0 here: LYZ of 40 cells."
+    with warnings.catch_warnings(action="ignore"):
+        adata = ad.read_zarr(folder / CELLS)
+    assert np.array_equal(adata.X[:, 1], np.nan_to_num(scene.gene("LYZ")))
 
 
 @pytest.mark.parametrize("address", ["cells", "/cells", "file:///cells", "http://", "localhost:8000", "http://a/?b=c"])

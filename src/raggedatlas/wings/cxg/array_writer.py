@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,6 @@ from raggedatlas.wings.cxg.tiledb_arrays import (
     open_array,
     tiledb_errors,
 )
-
-if TYPE_CHECKING:
-    pass
 
 ZSTD_LEVEL = 3
 """Compression level; level 22, which other writers use, takes about 75 times as long and saves an eighth."""

@@ -175,7 +175,7 @@ class CurationSink:
 
     Notes
     -----
-    X becomes float32; columns of obs that CELLxGENE derives itself are left out, and those of text become categories; var gets
+    X becomes float32, and a warning tells if numbers were rounded; columns of obs that CELLxGENE derives itself are left out, and those of text become categories; var gets
     ``feature_is_filtered``; uns gets the title and the term of the organism. Nothing else is changed or made up.
     """
 
@@ -186,6 +186,7 @@ class CurationSink:
         self._sink, self._path, self._title = sink, path, title
         self._missing: list[str] = []
         self._organisms: set[str] = set()
+        self._rounded = False
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
         """Announce the matrices, X as float32."""
@@ -198,14 +199,22 @@ class CurationSink:
         self._sink.begin(tuple(stored))
 
     def write(self, key: str, block: Block) -> None:
-        """Append rows; raise `ValuesError` if a count is too large for float32."""
+        """Append rows; raise `ValuesError` for an integer that float32 cannot hold, or a number that is beyond it."""
         if key == "X":
             values = block.layers["values"]
-            if values.dtype.kind in "iu" and values.size and int(values.max()) > EXACT_FLOAT32:
+            with np.errstate(over="ignore"):
+                stored = values.astype(np.float32, copy=False)
+            if values.dtype.kind in "iu":
+                wrong = values > EXACT_FLOAT32  # an atlas holds no negative counts
+            else:
+                wrong = np.isinf(stored) & np.isfinite(values)
+                self._rounded |= bool((stored != values)[~np.isnan(values)].any())
+            if wrong.any():
                 raise ValuesError(
-                    f"{self._path}: X has the value {int(values.max()):,}, which float32 cannot hold exactly."
+                    f"{self._path}: X has the value {values[wrong][0]:,}, which float32, the type of the schema, cannot hold; write "
+                    "another layer by .layers()."
                 )
-            block = replace(block, layers={"values": values.astype(np.float32, copy=False)})
+            block = replace(block, layers={"values": stored})
         self._sink.write(key, block)
 
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
@@ -242,11 +251,15 @@ class CurationSink:
         self._sink.element(key, value)
 
     def commit(self) -> str:
-        """Complete the file, and warn of what is missing."""
+        """Complete the file, and warn of what is missing or was rounded."""
         done = self._sink.commit()
         if self._missing:
             facts = "; ".join(self._missing)
             warnings.warn(f"{self._path} lacks facts that CELLxGENE requires: {facts}.", stacklevel=calling_level())
+        if self._rounded:
+            warnings.warn(
+                f"{self._path}: X was rounded to float32, the type of CELLxGENE's schema.", stacklevel=calling_level()
+            )
         return done
 
     def abort(self) -> None:

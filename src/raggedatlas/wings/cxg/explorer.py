@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
@@ -127,7 +126,7 @@ def find_explorer() -> Path | None:
         if found is None:
             raise NotFoundError(f"{VARIABLE} names {named}, where there is no {PROGRAM}; {INSTALL_HINT}.")
         return found.absolute()
-    places = [Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER]
+    places = [Path.cwd() / FOLDER, Path(__file__).parents[4] / FOLDER]
     with contextlib.suppress(StoreError):
         places.append(install_folder())
     return next((at for place in places if (at := place / "bin" / PROGRAM).is_file()), None)
@@ -274,9 +273,7 @@ def _is_responding(address: str) -> bool:
     try:
         with opener.open(address, timeout=_STOP_TIMEOUT) as answer:
             return bool(answer.status == 200)
-    except urllib.error.HTTPError:
-        return False
-    except OSError:
+    except OSError:  # also an answer that is an error
         return False
 
 

@@ -288,8 +288,6 @@ class _Encoder:
             series = series.astype(bool)
         dtype: Any = series.dtype
         if isinstance(dtype, pd.CategoricalDtype):
-            import pandas as pd
-
             values: Any = series.array
             if values.ordered:
                 self.note(name, "converted", "that the categories are ordered; they keep their order")

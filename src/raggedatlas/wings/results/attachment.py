@@ -21,7 +21,6 @@ from raggedatlas.catalog.cells import in_datasets
 from raggedatlas.errors import (
     DuplicateError,
     NameRefusedError,
-    NotFoundError,
     SchemaError,
     SourceError,
     ValuesError,
@@ -47,6 +46,8 @@ from raggedatlas.wings.results.npy_results import load_results_dataset
 from raggedatlas.wings.results.row_readers import ObjectIds
 from raggedatlas.wings.results.schema import DATA
 from raggedatlas.wings.results.validation import require_intact
+from raggedatlas.wings.results.verbs.lookup import EXACT_ROWS, REFINE, choose_nprobes, count_partitions
+from raggedatlas.wings.results.verbs.vector_sources import output_getter
 
 if TYPE_CHECKING:
     import lance
@@ -138,10 +139,7 @@ def _values_of(
 ) -> tuple[Callable[[NDArray[np.int64]], NDArray[Any]], tuple[int, ...], np.dtype[Any]]:
     """Return a reader of an output, its shape (a single number is a vector of length 1) and its dtype."""
     output = options.output or DATA
-    get = getattr(dataset, f"get_{output}", None)
-    if get is None:
-        offered = [column.name for column in getattr(dataset, "columns", ())]
-        raise NotFoundError(f"{dataset!r} has no output {output!r}; name one of {offered} with output=...")
+    get = output_getter(dataset, output)
     if not len(dataset):
         raise SourceError(f"{dataset!r} has no rows; there is nothing to add.")
     first = np.asarray(get(np.arange(1)))
@@ -435,17 +433,11 @@ def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), record.width, mask=lacking)
 
 
-INDEXED_CELLS = 50_000
-"""Up to so many cells all are compared, which takes milliseconds."""
-
-
-_ROWS_OF_PARTITION = 1024
-
+INDEXED_CELLS = EXACT_ROWS
+"""Up to so many cells all are compared."""
 
 _LEAST_RECALL = 0.99
-
-
-_K, _QUERIES, _REFINE = 10, 50, 4
+_K, _QUERIES = 10, 50
 
 
 def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:
@@ -456,7 +448,7 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
     """
     if record.kind != "vector" or record.n_cells <= INDEXED_CELLS:
         return record
-    parts = max(1, round(record.n_cells / _ROWS_OF_PARTITION))
+    parts = count_partitions(record.n_cells)
     index_vectors(catalog.tables, CELLS, record.column, record.metric, parts)
     chosen = np.sort(np.random.default_rng(0).choice(len(plan.rows), min(_QUERIES, len(plan.rows)), replace=False))
     vectors = plan.read(plan.rows[chosen])
@@ -464,14 +456,13 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
     with lance_errors(table.uri):
         own = plan.uids.take(pa.array(chosen)).to_pylist()
         true = [_nearest(table, record, *each, {"use_index": False}) for each in zip(own, vectors, strict=True)]
-        nprobes = min(8, parts)
-        while True:
-            asked = {"minimum_nprobes": nprobes, "maximum_nprobes": nprobes, "refine_factor": _REFINE}
+
+        def measure(nprobes: int) -> float:
+            asked = {"minimum_nprobes": nprobes, "maximum_nprobes": nprobes, "refine_factor": REFINE}
             found = [_nearest(table, record, *each, asked) for each in zip(own, vectors, strict=True)]
-            recall = float(np.mean([_recall(f, t) for f, t in zip(found, true, strict=True)]))
-            if recall >= _LEAST_RECALL or nprobes >= parts:
-                break
-            nprobes = min(2 * nprobes, parts)
+            return float(np.mean([_recall(f, t) for f, t in zip(found, true, strict=True)]))
+
+        nprobes, recall = choose_nprobes(measure, parts, _LEAST_RECALL)
     facts = IndexFacts(kind="IVF_SQ", n_partitions=parts, nprobes=nprobes, recall=recall, k=_K, n_queries=len(chosen))
     return record.model_copy(update={"index": facts.model_dump_json()})
 

@@ -212,10 +212,13 @@ def read_manifest(path: Path) -> RunManifest | None:
         columns = tuple(
             ResultColumn(each["name"], tuple(each["shape"]), np.dtype(each["dtype"])) for each in document["columns"]
         )
-        fragments = tuple(Fragment(**each) for each in document["files"])
+        fragments = tuple(
+            Fragment(str(each["name"]), int(each["n_rows"]), int(each["n_bytes"]), str(each.get("sha256", "")))
+            for each in document["files"]
+        )
         run, n_parts = str(document.get("run", "")), int(document.get("n_parts", 0))
         facts = {str(name): str(value) for name, value in document.get("facts", {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CorruptError(f"{path} cannot be parsed: {error}.") from error
     # Names become paths of files that are read and deleted; none may lead out of its folder.
     if Path(run).name != run or any(Path(each.name).name != each.name for each in fragments):
@@ -381,23 +384,35 @@ class BatchWriter(ABC):
     def _resume_from(self, receipt: RunManifest) -> None:
         """Continue from the checkpoint of an interrupted run, whose files are verified."""
         verify_files(receipt, self._table / "data", "The interrupted run", deep=True)
-        self._columns, self._resumed, self._n_rows = receipt.columns or None, receipt.fragments, receipt.n_rows
+        self._columns = receipt.columns or None
         self._register_ids(receipt.fragments, "The interrupted run")
+        # After their ids: until then, they are not among the files of this run.
+        self._resumed, self._n_rows = receipt.fragments, receipt.n_rows
 
     def _register_ids(self, fragments: tuple[Fragment, ...], what: str) -> None:
-        """Register the ids of finished files, and raise for duplicates."""
+        """Register the ids of finished files that do not belong to this run yet, and raise for duplicates."""
         first = 0
         for batch in read_batches(self._table / "data", fragments, [OBJECT_ID]):
             ids: list[str] = batch.column(0).to_pylist()
             hashes = hash_ids(ids)
             if self._seen.may_contain(hashes):
-                self._raise_for_duplicates(ids, what, first)
+                self._raise_for_duplicates(ids, what, fragments, first)
             self._seen.add(hashes)
             first += len(ids)
 
-    def _raise_for_duplicates(self, ids: Iterable[str], what: str, first: int = 0) -> None:
-        """Compare the ids themselves, since only their hashes are kept, and raise for a duplicate."""
-        written = {each for batch in self.read_back([OBJECT_ID]) for each in batch.column(0).to_pylist()}
+    def _raise_for_duplicates(
+        self, ids: list[str], what: str, fragments: tuple[Fragment, ...] = (), first: int = 0
+    ) -> None:
+        """Compare the ids themselves, since only their hashes are kept, and raise for a duplicate.
+
+        They are those of a batch; or of the rows from `first` on of the `fragments` that are added to the run.
+        """
+        asked, written = set(ids), set[str]()
+        left = len(self._seen)
+        for batch in read_batches(self._table / "data", [*self._finish_files(), *fragments], [OBJECT_ID]):
+            # The rows after these are those that are compared.
+            written |= asked.intersection(batch.column(0).slice(0, left).to_pylist())
+            left -= min(left, batch.num_rows)
         for row, each in enumerate(ids, first):
             if each in written:
                 raise SourceError(
@@ -412,7 +427,13 @@ class BatchWriter(ABC):
 
     def _finish_files(self) -> list[Fragment]:
         """Finish the current file, and return all files of the run in row order."""
-        return [*self._resumed, *([] if self._files is None else self._files.finish()), *self._added]
+        try:
+            own = () if self._files is None else self._files.finish()
+        except BaseException:
+            # The rows of a file that could not be finished are lost, so nothing may be committed without them.
+            self._fail()
+            raise
+        return [*self._resumed, *own, *self._added]
 
     def read_back(
         self, columns: list[str] | None = None, rows: NDArray[np.int64] | None = None

@@ -21,7 +21,6 @@ from raggedatlas.wings.results.folder import (
     open_table,
     replaced_message,
     result_errors,
-    results_location,
     table_path,
 )
 from raggedatlas.wings.results.row_readers import (
@@ -110,7 +109,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         self.data_location = data_location
         self._mapped = mapped
         self._storage_options = storage_options
-        self._location = results_location(data_location, storage_options)
+        self._location = Location.of(data_location, storage_options)
         if self._location.is_local:
             require_results(self._location.path)
         self._table = self._open(version)

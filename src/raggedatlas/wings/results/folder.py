@@ -34,11 +34,6 @@ GRACE = timedelta(hours=1)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
-def results_location(result_dir: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
-    """Return the location of a result folder; `storage_options` are as in `RaggedAtlas.open`."""
-    return Location.of(result_dir, storage_options)
-
-
 def table_path(result_dir: Path) -> Path:
     """Return the folder of the table ``results``."""
     return result_dir / DATABASE / f"{TABLE}.lance"
@@ -190,7 +185,7 @@ def record_checksums(result_dir: Path, digests: Mapping[str, str] | None = None)
 
     The caller must be the only writer. `digests` has the SHA-256 of data files by name, if already computed.
     """
-    table = open_table(results_location(result_dir))
+    table = open_table(Location.of(result_dir))
     known = read_checksums(result_dir) or {}
     found: dict[str, FileRecord] = {}
     for path in [*list_table_files(table, result_dir), result_dir / CONFIG_FILE]:
@@ -217,7 +212,7 @@ def read_checksums(result_dir: Path) -> dict[str, FileRecord] | None:
     try:
         recorded = json.loads(path.read_text(encoding="utf-8"))
         return {str(name): FileRecord(int(size), str(digest)) for name, (size, digest) in recorded.items()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CorruptError(f"{path} cannot be parsed: {error}.") from error
 
 

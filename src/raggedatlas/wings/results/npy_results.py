@@ -132,6 +132,11 @@ class NpyResults:
         self._check_order()
         for batch in self.batches:
             names = batch.map()[_ID]
+            if _comparable(names.dtype) != _comparable(self.index[_ID].dtype):
+                raise CorruptError(
+                    f"{batch.path} has ids of {names.dtype}, and {INDEX_FILE} has ids of {self.index[_ID].dtype}; the two belong to "
+                    "different runs."
+                )
             # An id after the last one gets the last place, where the comparison finds another id.
             low, high = np.zeros(len(names), np.int64), np.full(len(names), len(self.index), np.int64)
             while np.any(low < high):
@@ -239,6 +244,10 @@ def read_npy_header(path: Path, number: int, fields: tuple[str, str]) -> RecordF
         raise CorruptError(f"{path} is not a readable .npy file: {error}.") from error
     if len(shape) != 1 or dtype.names != fields:
         raise CorruptError(f"{path} holds {dtype} of shape {shape}; expected records with the fields {fields}.")
+    if dtype[_ID].kind == "V":
+        raise CorruptError(
+            f"{path} has ids of {dtype[_ID]}; expected one number or text per row. Copy the file again from its origin."
+        )
     if dtype.hasobject:
         raise CorruptError(f"{path} contains Python objects ({dtype}), which are never unpickled.")
     size, expected = path.stat().st_size, offset + shape[0] * dtype.itemsize
@@ -249,6 +258,11 @@ def read_npy_header(path: Path, number: int, fields: tuple[str, str]) -> RecordF
             "model again, or copy the file again from its origin."
         )
     return RecordFile(path, number, dtype, shape[0], offset)
+
+
+def _comparable(dtype: "np.dtype[Any]") -> str:
+    """Return the kind of ids; those of one kind can be compared."""
+    return "number" if dtype.kind in "biufc" else dtype.kind
 
 
 def _abbreviate(numbers: list[int]) -> str:
@@ -528,7 +542,7 @@ def convert_results(
 
     Returns
     -------
-    Conversion
+    ResultConversion
         Report of the conversion.
 
     Raises

@@ -97,6 +97,9 @@ class JoinedDataset:
         """Read fields of rows of this dataset: in one call if the dataset supports it, else row by row."""
         if hasattr(self.dataset, "read_batch"):
             return dict(self.dataset.read_batch(rows, fields))
+        if not len(rows) and len(self.dataset):
+            # Only values tell shape and dtype of a field.
+            return dict(_without_rows(self.read(np.arange(1), fields)))
         samples = self.samples(rows, fields)
         return {name: self._stack(name, [sample[name] for sample in samples]) for name in fields}
 
@@ -110,6 +113,10 @@ class JoinedDataset:
 
     def collate(self, samples: Sequence[Sample]) -> Any:  # noqa: ANN401
         """Stack samples field by field, or with the dataset's own ``collate`` or ``collate_<field>``."""
+        if not samples:
+            # A dataset's own functions need a sample; the rows of the first one are cut off what they make of it.
+            first = self.samples(np.arange(min(1, len(self.dataset))), self.fields)
+            return _without_rows(self.collate(first)) if first else self.read(np.arange(0), self.fields)
         own = getattr(self.dataset, "collate", None)
         if own is not None:
             return own(list(samples))
@@ -135,6 +142,14 @@ class JoinedDataset:
                 f"Values of field {name!r} of dataset {self.request.name!r} cannot be stacked: {error}. Define a method collate_{name} of "
                 f"{self.request.dataset_class} to combine them."
             ) from error
+
+
+def _without_rows(batch: Any) -> Any:  # noqa: ANN401  (what a dataset's own collate gives)
+    """Cut all rows off the arrays, tensors and lists of a batch."""
+    if isinstance(batch, Mapping):
+        return {name: _without_rows(values) for name, values in batch.items()}
+    rows = isinstance(batch, list | tuple) or bool(getattr(batch, "ndim", False))
+    return batch[:0] if rows else batch
 
 
 @checked
@@ -252,11 +267,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
         made: dict[str, Any] = {}
         for name, each in self.datasets.items():
             found = [sample[name] for sample in samples if sample.get(name) is not None]
-            if found:
-                made[name] = self._filled(each.collate(found))
-            else:
-                # No match in this batch: arrays without rows, as `batch` returns them.
-                made[name] = each.read(np.empty(0, np.int64), each.fields)
+            made[name] = self._filled(each.collate(found))
             if each.rows is not None:
                 made[_MATCHED.format(name)] = np.array([sample.get(name) is not None for sample in samples], bool)
         made[OBJECT_ID] = np.array([str(sample[OBJECT_ID]) for sample in samples], dtype=str)

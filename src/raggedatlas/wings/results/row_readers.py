@@ -20,7 +20,6 @@ from raggedatlas.wings.results.schema import OBJECT_ID, ResultColumn
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
 BLOCK_ROWS = 2048
 """Number of rows prefetched when a column is read sequentially, row by row."""

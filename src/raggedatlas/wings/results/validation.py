@@ -4,28 +4,29 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError
+from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.store.copies import local_copy
-from raggedatlas.store.location import file_digest
-from raggedatlas.store.runtime import warnings_as
+from raggedatlas.store.location import Location, file_digest
 from raggedatlas.store.storage_errors import lance_errors
+from raggedatlas.wings.results.dataset import require_results
 from raggedatlas.wings.results.folder import (
     CHECKSUMS,
     CONFIG_FILE,
     DATABASE,
+    INDEX_FILE,
     FileRecord,
     is_committed,
     list_table_files,
     open_table,
     read_checksums,
     read_config,
-    results_location,
 )
-from raggedatlas.wings.results.npy_results import load_results_dataset
+from raggedatlas.wings.results.npy_results import NpyResults, has_npy_results
 from raggedatlas.wings.results.schema import OBJECT_ID, read_columns
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 Level = Literal["quick", "deep"]
 
+_NPY_ROWS = 8192
 _AGAIN = "Restore the folder from a copy, or run the model again."
 
 
@@ -41,8 +43,8 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
 
     Level ``quick`` compares file sizes, ``deep`` every byte and value. Rules are ``R01``: the table cannot be read;
     ``R02``: a file is missing or has another size; ``R03``: the content of a file differs; ``R04``: no checksum is
-    recorded; ``R05``: ids are missing or duplicated; ``R06``: the configuration of the original dataset cannot be
-    parsed. Raises `NotFoundError` if the folder holds no results.
+    recorded; ``R05``: ids are missing or duplicated, or differ from the index of ``.npy`` results; ``R06``: the
+    configuration of the original dataset cannot be parsed. Raises `NotFoundError` if the folder holds no results.
 
     Examples
     --------
@@ -58,10 +60,11 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     if level not in get_args(Level):
         raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")
     with local_copy(result_dir) as folder:
-        if not is_committed(folder):
+        if has_npy_results(folder) and not is_committed(folder):
             return Problems(_check_npy(folder, level))
+        require_results(folder)
         try:
-            table = open_table(results_location(folder))
+            table = open_table(Location.of(folder))
             read_columns(table.schema, str(folder))
             files = list_table_files(table, folder)
             problems = _compare_files(folder, files, level)
@@ -135,12 +138,16 @@ def _check_config(folder: Path) -> list[Problem]:
 
 def _check_npy(folder: Path, level: Level) -> list[Problem]:
     try:
-        with warnings_as("ignore", DeprecationWarning):
-            found = load_results_dataset({}, folder)
-        for _ in found.iter_batches() if level == "deep" else ():
-            pass
-    except CorruptError as error:
+        files = NpyResults(folder, strict=False)
+        for start in range(0, files.n_rows if level == "deep" else 0, _NPY_ROWS):
+            files.read(np.arange(start, min(start + _NPY_ROWS, files.n_rows)))
+    except (CorruptError, SourceError) as error:
         return [Problem("R01", "must", str(folder), str(error), _AGAIN)]
+    try:
+        if level == "deep":
+            files.check_ids()
+    except (CorruptError, SourceError) as error:
+        return [Problem("R05", "must", INDEX_FILE, str(error), _AGAIN), *_check_config(folder)]
     return _check_config(folder)
 
 

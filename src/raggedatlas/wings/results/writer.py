@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, ReadOnlyError, StoreError
 from raggedatlas.model.arguments import checked
+from raggedatlas.store.location import Location
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.wings.results.batch_writer import (
     BatchWriter,
@@ -34,7 +35,6 @@ from raggedatlas.wings.results.folder import (
     record_checksums,
     remove_empty_folders,
     remove_old_versions,
-    results_location,
     write_config,
 )
 from raggedatlas.wings.results.schema import results_schema
@@ -228,7 +228,7 @@ class ResultDatasetWriter(BatchWriter):
         resume: bool = False,
         grace: timedelta = GRACE,
     ) -> None:
-        folder = Path(results_location(result_dir).path)
+        folder = Path(Location.of(result_dir).path)
         super().__init__(folder, facts or {}, folder / DATABASE / CHECKPOINT)
         self.original_dataset_config: Mapping[str, Any] | None = None
         self.original_dataset: Any = None
@@ -245,7 +245,7 @@ class ResultDatasetWriter(BatchWriter):
             raise
         try:
             checkpoint = read_manifest(self._checkpoint) if resume else None
-            table = open_table(results_location(self.result_dir)) if is_committed(self.result_dir) else None
+            table = open_table(Location.of(self.result_dir)) if is_committed(self.result_dir) else None
             if table is not None and not overwrite:
                 raise DuplicateError(
                     f"{self.result_dir} already holds {table.count_rows():,} results; choose another folder, or pass overwrite=True."
@@ -276,7 +276,7 @@ class ResultDatasetWriter(BatchWriter):
             return
         needed: set[str] = set()
         if is_committed(self.result_dir):
-            table = open_table(results_location(self.result_dir))
+            table = open_table(Location.of(self.result_dir))
             # Lance's clean-up removes every file that no version names, so also those of a run that is to be resumed.
             if checkpoint is None:
                 remove_old_versions(table, self._grace)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from raggedatlas.errors import QueryError
 from raggedatlas.formats.output_files import written_aside
+from raggedatlas.store.filters import calling_level
 from raggedatlas.store.location import local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.wings.viewer.columns import PointColumn
@@ -71,11 +73,20 @@ def write_vitessce(
     """Write a folder that Vitessce opens when it is served: cells as AnnData-Zarr, and a configuration.
 
     It holds ``vitessce.json`` and ``cells.adata.zarr``, whose X are the `genes`, and is to be served at the address of
-    the scene's look, which the configuration names.
+    the scene's look, which the configuration names. Vitessce knows no missing values of genes: cells for which a gene
+    was not measured have 0, of which a warning and the description in the configuration tell.
     """
     target = local_path(path)
     # First, so that an address that is refused leaves no files.
-    config = json.dumps(vitessce_config(scene, genes), indent=2)
+    config = vitessce_config(scene, genes)
+    found = scene.read_genes(genes)
+    values = np.column_stack([*found.values()]) if found else np.zeros((scene.n, 0), np.float32)
+    lacking = {name: int(n) for name, n in zip(found, np.isnan(values).sum(axis=0), strict=True) if n}
+    if lacking:
+        genes_of = ", ".join(f"{name} of {n:,} cells" for name, n in lacking.items())
+        note = f"Values that were not measured are 0 here: {genes_of}."
+        warnings.warn(f"{target}: {note}", stacklevel=calling_level())
+        config["description"] = " ".join(filter(None, [config["description"], note]))
     with written_aside(target, overwrite=overwrite) as folder:
         folder.mkdir()
         import anndata as ad
@@ -86,14 +97,14 @@ def write_vitessce(
         for name, column in zip(names, scene.columns, strict=True):
             # Without their index: pandas would align a series with the ids, and all values would be missing.
             obs[name] = _series(column).to_numpy() if column.kind == "number" else _series(column).array
-        found = scene.read_genes(genes)
-        values = np.column_stack([*found.values()]) if found else np.zeros((scene.n, 0), np.float32)
         var = pd.DataFrame(index=pd.Index(list(found), dtype=object))
-        adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
+        adata = ad.AnnData(
+            X=np.where(np.isnan(values), np.float32(0), values), obs=obs, var=var, obsm={_MAP: scene.coordinates}
+        )
         with warnings_as("ignore"):
             # By anndata in chunks of one gene, so that a viewer that shows a gene fetches only its column.
             adata.write_zarr(folder / CELLS, chunks=(scene.n, 1) if genes else None)
-        (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return target
 
 
@@ -148,7 +159,7 @@ def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "version": _VITESSCE,
         "name": scene.look.title,
-        "description": scene.look.subtitle,
+        "description": " ".join(filter(None, [scene.look.subtitle, *scene.notes])),
         "datasets": [
             {
                 "uid": _ROOT,

@@ -32,7 +32,7 @@ from raggedatlas.query.query import Query
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.location import Location, as_path
 from raggedatlas.wings.viewer.palette import is_color
-from raggedatlas.wings.viewer.scene import GeneValues, Look, Scene, make_scene, match_ids
+from raggedatlas.wings.viewer.scene import SPACE, GeneValues, Look, Scene, make_scene, match_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -550,20 +550,24 @@ def scene_of_results(results: Results, cells: KnownCells, look: Look, layer: str
     )
 
 
-def scene_of_embedding(name: str, cells: KnownCells, look: Look, layer: str | None = None) -> Scene:
-    """Show an embedding that cells have.
+def scene_of_embedding(name: str | None, cells: KnownCells, look: Look, layer: str | None = None) -> Scene:
+    """Show an embedding that cells have; None shows the default one.
 
     Of an atlas it is a feature space without features or a column of vectors, of a file a member of `obsm`. Values of
     genes are read from `layer`; None takes that of the query, else the usual one. Raises `NotFoundError`, which lists
     what there is, if there is no embedding of that name, or no dataset has the layer.
     """
-    ids, places = cells.coordinates(name)
+    shown = default_embedding(cells) if name is None else name
+    ids, places = cells.coordinates(shown)
+    # Of more than three dimensions that nobody chose the first two, as scanpy draws principal components.
+    if name is None and look.axes is None and places.shape[1] > SPACE:
+        look = replace(look, axes=(0, 1))
     table, id_column = _plain_table(cells)
     look = cells.dress(look, table)
     scene = make_scene(ids, places, table, genes=cells.genes(layer), look=look, id_column=id_column)
     lacking = table.num_rows - len(ids)
     return replace(scene, origin=cells).with_notes(
-        *([f"{lacking:,} of {table.num_rows:,} chosen cells are not in {name}."] if lacking else [])
+        *([f"{lacking:,} of {table.num_rows:,} chosen cells are not in {shown}."] if lacking else [])
     )
 
 

@@ -3,7 +3,6 @@
 import os
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -15,13 +14,12 @@ from raggedatlas.store.copies import local_target
 from raggedatlas.store.location import Address, AnyPath, as_path
 from raggedatlas.wings.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.wings.viewer.page import write_page
-from raggedatlas.wings.viewer.scene import SPACE, Look, Scene
+from raggedatlas.wings.viewer.scene import Look, Scene
 from raggedatlas.wings.viewer.server import ViewerServer
 from raggedatlas.wings.viewer.sources import (
     Cells,
     KnownCells,
     Results,
-    default_embedding,
     is_cells_path,
     open_cells,
     scene_of_embedding,
@@ -231,10 +229,7 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
             f"layer={layer!r} says which values of genes are shown; name an atlas or file to read them from."
         )
     if known is not None and alone:
-        name = default_embedding(known)
-        # Of more than three dimensions the first two, as scanpy draws principal components.
-        wide = look.axes is None and known.coordinates(name)[1].shape[1] > SPACE
-        return scene_of_embedding(name, known, replace(look, axes=(0, 1)) if wide else look, layer)
+        return scene_of_embedding(None, known, look, layer)
     results = _results(embedding, known)
     if results is None:
         if known is None:

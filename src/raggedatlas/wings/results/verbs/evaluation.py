@@ -62,7 +62,7 @@ def parse_scores(text: str, place: str) -> Scores:
         return Scores(
             **{**stored, "metrics": metrics, "categories": tuple(stored["categories"]), "confusion": confusion}
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptError(f"The scores of {place} do not read: {error}.") from error
 
 

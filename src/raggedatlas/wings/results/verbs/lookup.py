@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,9 +60,30 @@ EXACT_ROWS = 50_000
 
 INDEX_KIND = "IVF_SQ"
 _SETTINGS = "raggedatlas:index:"
-_REFINE = 4
 _ROWS_OF_PARTITION = 1024
 _SEED = 0
+
+REFINE = 4
+"""So many times as many rows as asked for are compared by their full vectors."""
+
+
+def count_partitions(n_rows: int) -> int:
+    """Return the number of parts of an index."""
+    return max(1, round(n_rows / _ROWS_OF_PARTITION))
+
+
+def choose_nprobes(measure: Callable[[int], float], n_partitions: int, least_recall: float) -> tuple[int, float]:
+    """Probe twice as many partitions until their recall, by `measure`, suffices; return their number and the recall.
+
+    Examples
+    --------
+    >>> choose_nprobes(lambda nprobes: nprobes / 20, 18, 0.99)
+    (18, 0.9)
+    """
+    nprobes = min(8, n_partitions)
+    while (recall := measure(nprobes)) < least_recall and nprobes < n_partitions:
+        nprobes = min(2 * nprobes, n_partitions)
+    return nprobes, recall
 
 
 @dataclass(frozen=True)
@@ -175,7 +196,7 @@ def save_to_database(
             # Else a crash before the end leaves the record of the old index to the new one.
             table.delete_config_keys([_SETTINGS + column])
         table.create_scalar_index(OBJECT_ID, "BTREE", replace=True)
-        parts = max(1, round(n / _ROWS_OF_PARTITION))
+        parts = count_partitions(n)
         table = open_table(place)
         table = table.create_index(column, INDEX_KIND, name=name, metric=metric, num_partitions=parts, replace=True)
         progress("index", 1, 2)
@@ -209,7 +230,7 @@ def _check_vector_column(dataset: Any, column: str, dtype: "np.dtype[Any] | None
 def _measure_recall(
     dataset: ResultDataset, table: "lance.LanceDataset", report: IndexReport, least_recall: float, n_queries: int
 ) -> IndexReport:
-    """Probe twice as many partitions until enough of the true neighbours are found."""
+    """Choose how many partitions are probed, so that enough of the true neighbours are found."""
     k = min(10, report.n_rows - 1)
     rows = np.sort(np.random.default_rng(_SEED).choice(report.n_rows, min(n_queries, report.n_rows), replace=False))
     vectors = np.asarray(getattr(dataset, f"get_{report.column}")(rows), np.float64).reshape(len(rows), -1)
@@ -219,14 +240,13 @@ def _measure_recall(
     true = exact_neighbors(
         getattr(dataset, f"get_{report.column}"), len(dataset), vectors, k, metric=report.metric, without=rows
     )
-    nprobes = min(8, report.n_partitions)
-    while True:
-        settings = {**asdict(report), "nprobes": nprobes, "k": k, "n_queries": len(rows)}
-        found = exclude_self(search_index(table, vectors, k + 1, IndexReport(**settings)), rows, k)
-        recall = compute_recall(found, true)
-        if recall >= least_recall or nprobes >= report.n_partitions:
-            return IndexReport(**{**settings, "recall": recall})
-        nprobes = min(2 * nprobes, report.n_partitions)
+
+    def measure(nprobes: int) -> float:
+        found = search_index(table, vectors, k + 1, replace(report, nprobes=nprobes))
+        return compute_recall(exclude_self(found, rows, k), true)
+
+    nprobes, recall = choose_nprobes(measure, report.n_partitions, least_recall)
+    return replace(report, nprobes=nprobes, k=k, n_queries=len(rows), recall=recall)
 
 
 def compute_recall(found: Neighbors, true: Neighbors) -> float:
@@ -257,7 +277,7 @@ def read_index_report(table: "lance.LanceDataset", column: str, metric: str) -> 
     stored = table.config().get(_SETTINGS + column)
     try:
         report = None if stored is None else IndexReport(**json.loads(stored))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CorruptError(f"{table.uri}: what is noted of the index of {column!r} does not read: {error}.") from error
     return report if report is not None and report.metric == metric else None
 
@@ -268,7 +288,7 @@ def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: i
     distances = np.full((len(vectors), k), np.nan)
     numbers = row_numbers(table)
     settings = {
-        "column": report.column, "k": k, "metric": report.metric, "nprobes": report.nprobes, "refine_factor": _REFINE,
+        "column": report.column, "k": k, "metric": report.metric, "nprobes": report.nprobes, "refine_factor": REFINE,
     }  # fmt: skip
     for query, vector in enumerate(vectors):
         nearest = {**settings, "q": vector.astype(np.float32)}

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, SourceError
+from raggedatlas.errors import ArgumentError, MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
-from raggedatlas.model.choices import OutputFormat, refuse_unused
+from raggedatlas.model.choices import OutputFormat
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.location import as_path, file_digest, local_path
 from raggedatlas.wings.results.schema import DATA
@@ -57,16 +57,16 @@ class ModelSource:
     def open(self) -> Model:
         """Create the model; this imports it, and reads the weights."""
         if isinstance(self.model, str | os.PathLike) and os.fspath(self.model).endswith(".onnx"):
-            raise QueryError(f"{os.fspath(self.model)} is an ONNX file; run it with `engine` in place of `infer`.")
+            raise QueryError(f"{os.fspath(self.model)} is an ONNX file; run it with `engine`.")
         found = import_object(self.model) if isinstance(self.model, str) else self.model
         name = self.model if isinstance(self.model, str) else _name_of(found)
         if is_torch(found):
             call, digest = open_module(found, self.weights, self.options, self.device)
             return Model(self._named(call), name, self.as_ or "torch-dense", digest)
-        refuse_unused(
-            "infer", "for a function that takes no tensors; pass as_='torch' with it",
-            device=self.device is not None and self.as_ not in {"torch", "torch-dense"},
-        )  # fmt: skip
+        if self.device is not None and self.as_ not in {"torch", "torch-dense"}:
+            raise ArgumentError(
+                "device=... has no effect for a function that takes no tensors; leave it out, or pass as_='torch' with it."
+            )
         if self.weights is not None:
             raise SourceError(f"{name} is no PyTorch module, so it cannot take the weights {os.fspath(self.weights)}.")
         if isinstance(found, type):

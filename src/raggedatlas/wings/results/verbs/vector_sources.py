@@ -131,7 +131,8 @@ def output_getter(dataset: Any, column: str) -> Any:  # noqa: ANN401  (a method)
     """Return the method that reads an output."""
     get = getattr(dataset, f"get_{column}", None)
     if get is None:
-        raise NotFoundError(f"{dataset!r} has no output {column!r}.")
+        offered = [each.name for each in getattr(dataset, "columns", ())] or [DATA]
+        raise NotFoundError(f"{dataset!r} has no output {column!r}; it has {', '.join(offered)}.")
     return get
 
 

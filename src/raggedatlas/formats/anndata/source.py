@@ -419,14 +419,14 @@ class _Columns:
 
 
 def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # noqa: ANN401
-    order = columns_listed(group)
-    columns = [stored._get(f"{key}/{name}") for name in order if name != index_name(group)]
+    names = [name for name in columns_listed(group) if name != index_name(group)]
+    columns = [stored._get(f"{key}/{name}") for name in names]
     # Categorical and nullable columns are groups; a frame that has one is an element only.
     numeric = all(column is not None and is_array(column) and column.dtype.kind in "biuf" for column in columns)
     n_rows = frame_length(stored.container, stored.prefix + key)
     if not numeric or n_rows is None or any(column.shape != (n_rows,) for column in columns):
         return None
-    stored.features[key] = partial(columns_of, order)
+    stored.features[key] = partial(columns_of, names)
     return DenseRows(_Columns(columns, n_rows), stored._place(key))
 
 

@@ -4,6 +4,7 @@ import gzip
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from raggedatlas.errors import LimitError, SourceError
 from raggedatlas.store.copies import local_copy
@@ -55,7 +56,8 @@ def _text_of(place: Path) -> str:
         packed = raw.read(2) == _GZIP
         raw.seek(0)
         try:
-            data = (gzip.open(raw) if packed else raw).read(MOST_BYTES + 1)
+            stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            data: bytes = stream.read(MOST_BYTES + 1)
             if len(data) <= MOST_BYTES:
                 return data.decode("utf-8-sig")
         # `BadGzipFile` is an `OSError`, which would count as one of the store.

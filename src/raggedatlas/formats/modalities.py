@@ -85,14 +85,13 @@ def join_feature_types(source: Source) -> Modality:
     return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
 
 
-def select_modalities(source: Source, modality: str | None, *, multimodal: bool) -> list[Modality]:
-    """Return the requested modalities of a source: one, all, or all that fit into a single AnnData.
+def select_modalities(source: Source, whole: Modalities, modality: str | None, *, multimodal: bool) -> list[Modality]:
+    """Return the requested modalities of a source, split into `whole`: one, all, or all that fit into a single AnnData.
 
     `modality` is its name, or the feature type of 10x that it is made of; None is all. Unless the target is
     `multimodal`, the feature types of a 10x source are concatenated, and several modalities of any other source
     refused.
     """
-    whole = split_modalities(source)
     modalities = list(whole.modalities)
     names = [mod.name for mod in modalities]
     if modality is not None:

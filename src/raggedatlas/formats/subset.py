@@ -272,23 +272,28 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
     """
     present: dict[str, NDArray[np.int64]] = {}
 
-    def chosen(key: str) -> NDArray[np.int64]:
-        """Return the selected rows of an element, and note which of the selected cells they are."""
+    def cells_of(key: str) -> NDArray[np.int64] | None:
         # Else those of the modality that has it.
         owner = "/".join([*key.split("/")[:2], "obs"]) if key.startswith("mod/") else "obs"
-        cells = parts.present.get(key, parts.present.get(owner))
-        if cells is None:
-            return rows
-        own = np.flatnonzero(np.isin(cells, rows)).astype(np.int64)
-        # All of these are among the selected cells, which ascend, so the search finds their positions.
-        present[key] = np.searchsorted(rows, cells[own]).astype(np.int64)
+        return parts.present.get(key, parts.present.get(owner))
+
+    def chosen(key: str) -> NDArray[np.int64]:
+        cells = cells_of(key)
+        return rows if cells is None else np.flatnonzero(np.isin(cells, rows)).astype(np.int64)
+
+    def noted(key: str) -> NDArray[np.int64]:
+        """Return the selected rows of an element, and note which of the selected cells they are."""
+        own, cells = chosen(key), cells_of(key)
+        if cells is not None:
+            # All of these are among the selected cells, which ascend, so the search finds their positions.
+            present[key] = np.searchsorted(rows, cells[own]).astype(np.int64)
         return own
 
     def select(part: MatrixPart) -> MatrixPart:
         axes = _cell_axes(part.info.key)
         if not axes:
             return part
-        own = chosen(part.info.key)
+        own = noted(part.info.key)
         made = SelectedRows(part.rows, own, own if axes > 1 else None)
         # As many entries as before at most: rows without their number of entries need not be read for it.
         return MatrixPart(replace(part.info, shape=made.shape, exact=False), made)
@@ -303,8 +308,8 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
     matrices = tuple(select(part) for part in parts.matrices)
     others = tuple(select(part) for part in parts.others)
     for key in parts.present:
-        chosen(key)
-    tables = {key: partial(_selected_table, open_table, chosen(key)) for key, open_table in parts.tables.items()}
+        noted(key)
+    tables = {key: partial(_selected_table, open_table, noted(key)) for key, open_table in parts.tables.items()}
     elements = {key: partial(element, key) if _cell_axes(key) else read for key, read in parts.elements.items()}
     return replace(
         parts, n_cells=len(rows), cells=lambda: take(parts.cells(), rows), matrices=matrices, others=others, present=present,

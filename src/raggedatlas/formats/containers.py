@@ -47,6 +47,27 @@ READ_ERRORS = (
 """Exceptions that libraries raise on damaged files."""
 
 
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "X": ("obs", "var"), "layers": ("obs", "var"), "obs": ("obs",), "obsm": ("obs",), "obsp": ("obs", "obs"), "raw": (),
+    "uns": (), "var": ("var",), "varm": ("var",), "varp": ("var", "var"),
+}  # fmt: skip
+"""Member of an AnnData -> the tables whose rows its axes begin with."""
+
+GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
+"""Those of them that hold elements by name."""
+
+
+def axes_of(key: str) -> tuple[str, ...]:
+    """Return the tables whose rows the axes of an element begin with; ``""`` for one that is no table of the AnnData.
+
+    Examples
+    --------
+    >>> axes_of("layers/counts"), axes_of("raw/X"), axes_of("raw/var")
+    (('obs', 'var'), ('obs', ''), ())
+    """
+    return ("obs", "") if key == "raw/X" else MEMBERS.get(key.split("/", maxsplit=1)[0], ())
+
+
 FETCH_AGAIN = "; fetch or write the file again if it was damaged or cut short."
 """Advice on what a library cannot read, where there is no better one."""
 

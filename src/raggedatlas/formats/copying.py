@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SchemaError, SourceError
+from raggedatlas.formats.containers import axes_of
 from raggedatlas.formats.modalities import (
     MOD,
     ElementReader,
@@ -47,20 +48,6 @@ Rows = NDArray[np.int64] | None
 STEP_BYTES = 16 << 20
 """Approximate size in bytes of one step of rows, computed from the mean row of the matrix."""
 
-CELLS, FEATURES = "cells", "features"
-AXES: dict[str, tuple[str, ...]] = {
-    "X": (CELLS, FEATURES),
-    "layers": (CELLS, FEATURES),
-    "raw": (CELLS, ""),
-    "obs": (CELLS,),
-    "var": (FEATURES,),
-    "obsm": (CELLS,),
-    "varm": (FEATURES,),
-    "obsp": (CELLS, CELLS),
-    "varp": (FEATURES, FEATURES),
-}
-"""First part of a key -> its axes; other elements are not subset by cells or features."""
-
 
 @dataclass(frozen=True, slots=True)
 class _ModalityCopy:
@@ -73,11 +60,7 @@ class _ModalityCopy:
 
     def chosen(self, key: str) -> list[Rows]:
         """Return the selection along each axis of an element."""
-        # The entry `raw` in `AXES` is that of `raw/X`; `raw/var` and `raw/varm` have no axis of cells.
-        axes = (
-            AXES.get(key.split("/", maxsplit=1)[0], ()) if key != "raw/var" and not key.startswith("raw/varm") else ()
-        )
-        return [{CELLS: self.rows, FEATURES: self.columns}.get(axis) for axis in axes]
+        return [{"obs": self.rows, "var": self.columns}.get(axis) for axis in axes_of(key)]
 
     def is_in_blocks(self, key: str) -> bool:
         """Return whether a matrix is copied in blocks: if its first axis is cells or is not subset."""

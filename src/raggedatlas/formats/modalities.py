@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
 from raggedatlas.formats.composite_source import SPACES, scipy_matrix
-from raggedatlas.formats.containers import readable
+from raggedatlas.formats.containers import GROUPS, readable
 from raggedatlas.formats.matrix_readers import needs_int64
 from raggedatlas.formats.output_files import Appender
 from raggedatlas.model.frames import ColumnTable
@@ -209,9 +209,6 @@ def _table_or_numbers(source: Source, key: str, n: int) -> Any:  # noqa: ANN401 
 
 def _nothing() -> pa.Table:
     return pa.table({"_index": pa.array([], pa.string())})
-
-
-GROUPS = ("layers", "obsm", "varm", "obsp", "varp", "uns")
 
 
 class MemoryOutput:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, FeatureError, QueryError
 from raggedatlas.formats.composite_source import MatrixPart, SourceParts
+from raggedatlas.formats.containers import axes_of
 from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import (
@@ -333,8 +334,8 @@ def _selected_table(open_table: Callable[[], ColumnTable | None], rows: NDArray[
 def _cell_axes(key: str) -> int:
     """Return along how many axes an element goes by cells."""
     own = key.split("/", 2)[2] if key.startswith("mod/") else key
-    head = own.split("/")[0].split(":")[0]
-    return 2 if head == "obsp" else int(head in {"X", "layers", "obs", "obsm"} or own == "raw/X")
+    # A matrix of a 10x file is called `X:` and its feature type.
+    return axes_of("X" if own.startswith("X:") else own).count("obs")
 
 
 def hstack_blocks(blocks: Sequence[Block]) -> Block:

@@ -240,7 +240,7 @@ def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciP
     return scipy_matrix(rows.form, (values, block.indices, pointers), rows.shape, (wide[0] or many, wide[1] or large))
 
 
-def scipy_matrix(form: MatrixForm, csr: Any, shape: tuple[int, ...], wide: tuple[bool, bool]) -> Any:  # noqa: ANN401
+def scipy_matrix(form: MatrixForm, csr: Any, shape: Any, wide: tuple[bool, bool]) -> Any:  # noqa: ANN401
     """Make a `csr_matrix` or `csc_matrix` of values, columns and bounds of rows; `wide` says which of bounds and indices are int64, not int32."""
     from scipy.sparse import csr_matrix
 

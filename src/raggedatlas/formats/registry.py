@@ -273,8 +273,11 @@ def is_copied(path: AnyPath, name: str) -> bool:
 
 
 def _zarr_kind(path: AnyPath) -> str:
-    """Return the format of a Zarr folder or zip file."""
-    container = open_zarr(path)
+    """Return the format of a Zarr folder or zip file; what cannot be opened is left to the reader, which says why."""
+    try:
+        container = open_zarr(path)
+    except SourceError:
+        return "zarr"
     try:
         with readable(container.uri, "its structure"):
             return "h5mu" if _is_mudata(container) else "zarr"

@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError, SourceError
 from raggedatlas.formats.anndata import validate
+from raggedatlas.formats.composite_source import SourceParts
 from raggedatlas.formats.copying import copy, read
 from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.formats.subset import select_cells
 from reading import read_anndata
 from support.anndata_strategies import anndatas, assert_equal, assert_same, assert_same_matrix
 from support.hypothesis_profile import examples
@@ -99,6 +101,22 @@ def test_everything_beside_the_matrices_is_kept(tmp_path: Path, start: str, name
             adata.write_h5ad(tmp_path / "plain.h5ad")
         adata = read_anndata(tmp_path / "plain.h5ad")
     assert_equal(adata, found, exact=name == "x.h5ad" and start != "zarr")
+
+
+def test_reading_an_element_of_selected_cells_changes_nothing() -> None:
+    """Which cells the matrices of a selection are of is known before any of its elements is read, which may be on another thread."""
+    parts = SourceParts(
+        4,
+        lambda: pd.DataFrame(index=list("abcd")),
+        (),
+        {},
+        present={"mod/rna/obs": np.array([3, 1])},
+        elements={"mod/rna/obsm/x": lambda: np.array([[30], [10]])},
+    )
+    selected = select_cells(parts, np.array([0, 3]))
+    before = {key: cells.tolist() for key, cells in selected.present.items()}
+    assert selected.elements["mod/rna/obsm/x"]().tolist() == [[30]]
+    assert before == {"mod/rna/obs": [1]} == {key: cells.tolist() for key, cells in selected.present.items()}
 
 
 @pytest.mark.parametrize("name", ["pbmc68k_reduced.h5ad", "pbmc_5k_protein_v3.h5ad"])

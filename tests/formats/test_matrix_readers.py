@@ -1,5 +1,6 @@
 """Laws of the row readers: any block size gives the same matrix, whatever it lives in."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,41 @@ def test_walking_down_decodes_each_chunk_once() -> None:
     for start in range(0, 100, 7):
         array.read(start, min(start + 7, 100))
     assert counting.n_rows == 100
+
+
+def in_file(path: Path, array: np.ndarray) -> Any:
+    """Store an array in large chunks that are read without the HDF5 library."""
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=array, chunks=(len(array) // 2, *array.shape[1:]), compression="gzip")
+    return h5py.File(path)["x"]
+
+
+@pytest.mark.parametrize("form", ["dense", "csr", "csc"])
+@pytest.mark.parametrize("stored", ["zarr", "hdf5"])
+def test_closed_readers_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, stored: str) -> None:
+    """After `close` a reader holds no values that it decoded."""
+    # Larger reads take their memory from a pool that all readers share.
+    monkeypatch.setattr("raggedatlas.formats.matrix_readers.ENTRIES", 1000)
+    n, width = 20_000, 8
+
+    def kept(name: str, array: np.ndarray) -> Any:
+        return in_file(tmp_path / name, array) if stored == "hdf5" else in_zarr(array, len(array) // 2)
+
+    if form == "dense":
+        reader: RowReader = DenseRows(kept("data", np.ones((n, width))), PLACE)
+    else:
+        ones, places = kept("data", np.ones(n * width)), kept("indices", np.tile(np.arange(width), n))
+        shape = (n, width) if form == "csr" else (width, n)
+        pointers = np.arange(0, n * width + 1, width)
+        reader = (CsrRows if form == "csr" else CscRows)(SparseArrays(pointers, places, ones, shape), PLACE)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        reader.read(1, 3)
+        reader.close()
+        assert tracemalloc.get_traced_memory()[0] - before < n * width
+    finally:
+        tracemalloc.stop()
 
 
 def test_steps_shrink_where_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """MuData: files are read without its package, objects with it, and what we write opens in it."""
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ def test_zarr_folder_of_a_mudata(tmp_path: Path) -> None:
     """A MuData that was written as a Zarr folder reads as its file."""
     two_modalities().write_zarr(tmp_path / "x.zarr")
     check(open_source(tmp_path / "x.zarr"))
+
+
+def test_a_zip_file_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    """The source of `m.zarr.zip` is called `m`, as that of `m.zarr`."""
+    two_modalities().write_zarr(tmp_path / "m.zarr")
+    packed = shutil.make_archive(str(tmp_path / "m.zarr"), "zip", tmp_path / "m.zarr")
+    assert [open_source(path).describe().name for path in (tmp_path / "m.zarr", packed)] == ["m", "m"]
 
 
 def test_view_of_an_object_is_placed_by_names() -> None:

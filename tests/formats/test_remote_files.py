@@ -67,6 +67,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adata = ad.AnnData(sp.random_array((300, 40), density=0.2, format="csr", dtype=np.float32, rng=rng))
     adata.obsm["X_pca"] = rng.normal(size=(300, 3))
     ra.copy(adata, folder / "small.zarr")
+    shutil.make_archive(str(folder / "packed.zarr"), "zip", folder / "small.zarr")
     write_cxg(folder / "small.cxg")
     return folder
 
@@ -112,7 +113,7 @@ def no_fault_outlives(request: pytest.FixtureRequest) -> Iterator[None]:
 FILES = ("pbmc68k_reduced.h5ad", "lung_C144.h5", "wu2020.h5mu", "small.zarr", "small.cxg")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, "packed.zarr.zip"])
 def test_a_file_in_a_bucket_is_read_as_a_local_one(name: str, files: Path, bucket: Bucket) -> None:
     """`read`, `inspect` and `validate` of every format give what they give of the local file."""
     options = bucket.options_of(name)
@@ -129,6 +130,17 @@ def test_a_file_in_a_bucket_is_read_as_a_local_one(name: str, files: Path, bucke
     assert found_problems == (own.validate if own else validate)(files / name, "full")
     seen, here = (own.inspect if own else inspect)(path), (own.inspect if own else inspect)(files / name)
     assert (seen.root, seen.n_bytes) == (here.root, here.n_bytes)
+
+
+def test_wrong_arguments_to_a_copied_file_are_told_in_the_call(bucket: Bucket) -> None:
+    """`blocks` of a file that is copied first refuses wrong arguments before the first step, as of any other, and names its address."""
+    source = ra.open_source(f"{bucket.uri}/packed.zarr.zip", storage_options=bucket.options)
+    with pytest.raises(SourceError, match=r"^Rows 0 to 301"):
+        source.blocks(("X",), 10, (0, 301))
+    with pytest.raises(NotFoundError, match=rf"^{bucket.uri}/packed\.zarr\.zip has no matrix 'Y'"):
+        source.blocks(("Y",), 10)
+    assert [block.n_rows for (block,) in source.blocks(("X",), 200)] == [200, 100]
+    source.close()
 
 
 @pytest.mark.parametrize("name", FILES)

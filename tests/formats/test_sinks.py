@@ -352,6 +352,33 @@ def test_a_disk_that_fails_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("compression", ["gzip", None])
+@pytest.mark.parametrize("name", ["x.h5ad", "x.h5mu"])
+def test_files_are_written_without_positioned_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, compression: str | None
+) -> None:
+    """HDF5 files are written also where the system has no `pwrite` and no `fdatasync`, as on Windows."""
+    for missing in ("pread", "pwrite", "fdatasync"):
+        monkeypatch.delattr("os." + missing, raising=False)
+    prefix = "mod/rna/" if name.endswith("h5mu") else ""
+    sink = open_sink(tmp_path / name, compression=compression)
+    pour(sink, {f"{prefix}X": np.arange(6.0).reshape(3, 2)}, 1)
+    finish(sink, **tables(3, 2, prefix), **({"obs": frames(3, 2)[0][[]]} if prefix else {}))
+    with h5py.File(tmp_path / name) as file:
+        np.testing.assert_array_equal(file[f"{prefix}X"][...], np.arange(6.0).reshape(3, 2))
+    assert (tmp_path / name).read_bytes().startswith(b"MuData" if prefix else b"\x89HDF")
+
+
+def test_two_writers_of_a_path_do_not_share_a_file(tmp_path: Path) -> None:
+    """Of two calls that write one path at the same time, the last one to end counts, whole."""
+    path = tmp_path / "x"
+    with output_files.atomic_write(path) as second, output_files.atomic_write(path) as first:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "second"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 TARGETS: list[tuple[str, dict[str, Any]]] = [("x.h5ad", {}), ("x.zarr", {"zarr_format": 2}), ("x.zarr", {})]
 IDS = ["hdf5", "zarr2", "zarr3"]
 

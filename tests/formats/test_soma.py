@@ -12,9 +12,11 @@ import scipy.sparse as sp
 
 import raggedatlas as ra
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.matrix_readers import MatrixLocation
 from raggedatlas.formats.registry import detect
+from raggedatlas.formats.soma import SomaRows
 
-pytest.importorskip("tiledbsoma")
+tiledbsoma = pytest.importorskip("tiledbsoma")
 
 WRITE = "import sys, anndata, tiledbsoma.io as io; io.from_anndata(sys.argv[2], anndata.read_h5ad(sys.argv[1]), measurement_name=sys.argv[3])"
 
@@ -62,6 +64,14 @@ def test_an_experiment_is_streamed_and_added(experiment: Path, adata: ad.AnnData
     source.close()
     report = ra.RaggedAtlas.create(str(tmp_path / "a")).add(str(experiment), progress=False)
     assert (report.name, report.n_cells) == ("pbmc", 50)
+
+
+def test_no_rows_are_a_block_without_rows(experiment: Path) -> None:
+    """An empty range of cells is read as such, though slices of SOMA include their end."""
+    with tiledbsoma.open(str(experiment)) as opened:
+        rows = SomaRows(opened.ms["RNA"]["X"]["data"], (50, 20), MatrixLocation("x.soma", "X", str))
+        block = rows.read(7, 7)
+        assert (block.n_rows, block.n_cols, block.layers["values"].dtype) == (0, 20, np.float32)
 
 
 def test_what_is_not_there_is_refused(experiment: Path, tmp_path: Path) -> None:

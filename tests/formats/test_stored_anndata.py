@@ -145,6 +145,17 @@ def test_what_is_left_out_is_listed(everything: ad.AnnData, tmp_path: Path) -> N
     stored.close()
 
 
+def test_an_index_listed_as_a_column_of_a_frame_in_obsm_is_no_feature(everything: ad.AnnData, tmp_path: Path) -> None:
+    """The features of a frame in obsm are those of its matrix, also where the order of its columns names its index."""
+    everything.write_h5ad(tmp_path / "x.h5ad")
+    with h5py.File(tmp_path / "x.h5ad", "r+") as file:
+        file["obsm/table"].attrs["column-order"] = ["_index", "p1", "p2"]
+    source = h5ad_source(tmp_path / "x.h5ad")
+    assert source.describe().matrix("obsm/table").shape == (20, 2)
+    assert source.features("obsm/table").column(0).to_pylist() == ["p1", "p2"]
+    source.close()
+
+
 @pytest.mark.parametrize("shape", ["round", [1.5, 2, 3], np.array("x", h5py.string_dtype())])
 def test_an_attribute_shape_is_of_sparse_matrices_only(everything: ad.AnnData, tmp_path: Path, shape: Any) -> None:
     """Of a group that is no sparse matrix the attribute `shape` is its writer's own: the encoding decides, as in anndata."""

@@ -18,7 +18,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import LimitError, NotFoundError, SchemaError, SourceError
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.formats.registry import detect, open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.protocols import SinkMatrix
 from reading import read_anndata
@@ -77,6 +77,23 @@ def test_zip_files_that_hold_no_zarr_or_too_much_are_refused(tmp_path: Path, mon
     monkeypatch.setattr("raggedatlas.formats.containers.MAX_CHUNK", 100)
     with pytest.raises(LimitError, match="declares"):
         read(RECORDS)
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_the_root_declares_counts(tmp_path: Path, zarr_format: int) -> None:
+    """A folder or zip file that declares to be an AnnData is one, also with a member `mod`; with `mod` and no declaration it is a MuData."""
+    folder = stored(made(), tmp_path / "x.zarr", zarr_format)
+    zarr.open_group(folder, mode="a", use_consolidated=False).create_group("mod")
+    zarr.consolidate_metadata(folder)
+    for path in (folder, zipped(folder, tmp_path / "x.zarr.zip")):
+        assert detect(path) == "zarr"
+        assert read(path).shape == (6, 4)
+    root = zarr.open_group(folder, mode="a", use_consolidated=False)
+    del root.attrs["encoding-type"]
+    zarr.consolidate_metadata(folder)
+    for path in (folder, zipped(folder, tmp_path / "y.zarr.zip")):
+        assert detect(path) == "h5mu"
 
 
 @pytest.mark.long

@@ -281,6 +281,8 @@ BROKEN = [
     ("a second set 'a'", b"a\tb\tGENE1\na\tb\tGENE2\n", SourceError),
     ("no GMT file", b"\xff\xfe\x00", SourceError),
     ("no GMT file", gzip.compress(b"a\tb\tGENE1\n")[:-9], SourceError),
+    ("no GMT file", b"\x1f\x8b" + bytes(20), SourceError),
+    ("no GMT file.*CRC", gzip.compress(b"a\tb\tGENE1\n")[:-8] + bytes(8), SourceError),
     ("larger than", b"a\tb\t" + b"G" * 2000, LimitError),
 ]
 

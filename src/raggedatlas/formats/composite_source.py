@@ -12,7 +12,7 @@ from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.matrix_readers import CscRows, CsrRows, RowReader
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable, arrow_to_frame, frame_to_arrow
-from raggedatlas.model.protocols import NARROW, MatrixInfo, SourceSchema
+from raggedatlas.model.protocols import NARROW, MatrixForm, MatrixInfo, SourceSchema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,22 +229,27 @@ def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int)
 
 def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
     """Read a complete matrix in its stored form: a NumPy array, or a `csr_matrix` or `csc_matrix` of SciPy."""
-    from scipy.sparse import csr_matrix
-
     block = rows.read(0, rows.shape[0])
     values = block.layers["values"]
     if not isinstance(block, CsrBlock):
         return values
-    small = max(rows.shape[1], int(block.indptr[-1])) <= np.iinfo(np.int32).max
-    pointers = block.indptr.astype(np.int32 if small else np.int64, copy=False)
-    arrays: Any = (values, block.indices, pointers)
-    matrix: Any = csr_matrix(arrays, shape=(rows.shape[0], rows.shape[1]))
-    if rows.form == "csc":
+    most = np.iinfo(np.int32).max
+    many, large = int(block.indptr[-1]) > most, max(rows.shape) > most
+    pointers = block.indptr.astype(np.int64 if many or large else np.int32, copy=False)
+    wide = getattr(rows, "wide", NARROW)
+    return scipy_matrix(rows.form, (values, block.indices, pointers), rows.shape, (wide[0] or many, wide[1] or large))
+
+
+def scipy_matrix(form: MatrixForm, csr: Any, shape: Any, wide: tuple[bool, bool]) -> Any:  # noqa: ANN401
+    """Make a `csr_matrix` or `csc_matrix` of values, columns and bounds of rows; `wide` says which of bounds and indices are int64, not int32."""
+    from scipy.sparse import csr_matrix
+
+    matrix: Any = csr_matrix(csr, shape=shape)
+    if form == "csc":
         matrix = matrix.tocsc()
     # SciPy gives both arrays one dtype; a file may have stored only one of them as int64.
-    for name, wide in zip(("indptr", "indices"), getattr(rows, "wide", NARROW), strict=True):
-        if wide:
-            setattr(matrix, name, getattr(matrix, name).astype(np.int64, copy=False))
+    for name, is_wide in zip(("indptr", "indices"), wide, strict=True):
+        setattr(matrix, name, getattr(matrix, name).astype(np.int64 if is_wide else np.int32, copy=False))
     return matrix
 
 

@@ -47,6 +47,27 @@ READ_ERRORS = (
 """Exceptions that libraries raise on damaged files."""
 
 
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "X": ("obs", "var"), "layers": ("obs", "var"), "obs": ("obs",), "obsm": ("obs",), "obsp": ("obs", "obs"), "raw": (),
+    "uns": (), "var": ("var",), "varm": ("var",), "varp": ("var", "var"),
+}  # fmt: skip
+"""Member of an AnnData -> the tables whose rows its axes begin with."""
+
+GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
+"""Those of them that hold elements by name."""
+
+
+def axes_of(key: str) -> tuple[str, ...]:
+    """Return the tables whose rows the axes of an element begin with; ``""`` for one that is no table of the AnnData.
+
+    Examples
+    --------
+    >>> axes_of("layers/counts"), axes_of("raw/X"), axes_of("raw/var")
+    (('obs', 'var'), ('obs', ''), ())
+    """
+    return ("obs", "") if key == "raw/X" else MEMBERS.get(key.split("/", maxsplit=1)[0], ())
+
+
 FETCH_AGAIN = "; fetch or write the file again if it was damaged or cut short."
 """Advice on what a library cannot read, where there is no better one."""
 
@@ -122,7 +143,13 @@ def declared_bytes(container: Container, path: str) -> int:
         return 0
     if not is_array(node):
         return sum(declared_bytes(container, f"{path}/{name}") for name in container.names(path))
-    return math.prod(map(int, node.shape)) * int(node.dtype.itemsize)
+    return _n_bytes(node, node.shape)
+
+
+def _n_bytes(array: Any, shape: Iterable[int]) -> int:  # noqa: ANN401
+    """Return the size of values of the dtype of an array."""
+    # Python integers, because a product of declared sizes could overflow int64 and look small.
+    return math.prod(map(int, shape)) * int(array.dtype.itemsize)
 
 
 def is_array(node: Any) -> bool:  # noqa: ANN401
@@ -390,7 +417,7 @@ def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
     if node.shape is None:
         return
     _check_chunk(uri, at, node, node.chunks)
-    declared = node.size * node.dtype.itemsize
+    declared = _n_bytes(node, node.shape)
     if declared > BOMB_FROM and declared > MAX_RATIO * max(node.id.get_storage_size(), 1):
         raise LimitError(
             f"{uri}: {at} declares {declared:,} bytes but stores {node.id.get_storage_size():,}; "
@@ -408,10 +435,7 @@ def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
 
 
 def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -> None:  # noqa: ANN401
-    # Python integers, because a product of declared sizes could overflow int64 and look small.
-    n_bytes = node.dtype.itemsize
-    for extent in chunks or ():
-        n_bytes *= extent
+    n_bytes = _n_bytes(node, chunks or ())
     if chunks and n_bytes > MAX_CHUNK:
         raise LimitError(
             f"{uri}: {at} has chunks of {n_bytes:,} bytes, each of which must be decoded whole; the limit is {MAX_CHUNK:,}. "
@@ -446,9 +470,7 @@ def check_whole(uri: str, path: str, node: Any, n_rows: int | None) -> None:  # 
             f"{uri}: {path} has shape {tuple(shape)} where {n_rows:,} rows were expected; "
             "the file does not fit together. Write it again."
         )
-    n_bytes = node.dtype.itemsize
-    for extent in shape:
-        n_bytes *= extent
+    n_bytes = _n_bytes(node, shape)
     if n_bytes > MAX_WHOLE:
         raise LimitError(
             f"{uri}: {path} declares {n_bytes:,} bytes and would have to be read whole; the limit is {MAX_WHOLE:,}."

@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SchemaError, SourceError
+from raggedatlas.formats.containers import axes_of
 from raggedatlas.formats.modalities import (
     MOD,
     ElementReader,
@@ -47,20 +48,6 @@ Rows = NDArray[np.int64] | None
 STEP_BYTES = 16 << 20
 """Approximate size in bytes of one step of rows, computed from the mean row of the matrix."""
 
-CELLS, FEATURES = "cells", "features"
-AXES: dict[str, tuple[str, ...]] = {
-    "X": (CELLS, FEATURES),
-    "layers": (CELLS, FEATURES),
-    "raw": (CELLS, ""),
-    "obs": (CELLS,),
-    "var": (FEATURES,),
-    "obsm": (CELLS,),
-    "varm": (FEATURES,),
-    "obsp": (CELLS, CELLS),
-    "varp": (FEATURES, FEATURES),
-}
-"""First part of a key -> its axes; other elements are not subset by cells or features."""
-
 
 @dataclass(frozen=True, slots=True)
 class _ModalityCopy:
@@ -73,11 +60,7 @@ class _ModalityCopy:
 
     def chosen(self, key: str) -> list[Rows]:
         """Return the selection along each axis of an element."""
-        # The entry `raw` in `AXES` is that of `raw/X`; `raw/var` and `raw/varm` have no axis of cells.
-        axes = (
-            AXES.get(key.split("/", maxsplit=1)[0], ()) if key != "raw/var" and not key.startswith("raw/varm") else ()
-        )
-        return [{CELLS: self.rows, FEATURES: self.columns}.get(axis) for axis in axes]
+        return [{"obs": self.rows, "var": self.columns}.get(axis) for axis in axes_of(key)]
 
     def is_in_blocks(self, key: str) -> bool:
         """Return whether a matrix is copied in blocks: if its first axis is cells or is not subset."""
@@ -283,7 +266,8 @@ def _copy(
     progress: Progress,
 ) -> None:
     multimodal = bool(getattr(sink, "multimodal", False))
-    modalities = select_modalities(source, modality, multimodal=multimodal)
+    whole = split_modalities(source)
+    modalities = select_modalities(source, whole, modality, multimodal=multimodal)
     if layers is not None:
         known = dict.fromkeys(name for mod in modalities for matrix in mod.matrices if (name := _layer(matrix.key)))
         if missing := [name for name in layers if name not in known]:
@@ -309,11 +293,10 @@ def _copy(
         tasks.append(_ModalityCopy(mod, f"{MOD}{mod.name}/" if multimodal else "", own, columns))
     over_all = []
     if multimodal:
-        shared = split_modalities(source)
-        elements = dict(shared.elements) or {"obs": ElementReader(source, "obs")}
+        elements = dict(whole.elements) or {"obs": ElementReader(source, "obs")}
         if features is not None or modality is not None:
             elements = {k: v for k, v in elements.items() if k.split("/")[0] not in ("var", "varm", "varp", "varmap")}
-        over_all = [_ModalityCopy(Modality("", shared.matrices, elements, lambda: pa.table({})), "", rows, None)]
+        over_all = [_ModalityCopy(Modality("", whole.matrices, elements, lambda: pa.table({})), "", rows, None)]
     matrices = [
         (task, matrix) for task in (*tasks, *over_all) for matrix in task.mod.matrices if task.is_in_blocks(matrix.key)
     ]

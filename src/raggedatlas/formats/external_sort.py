@@ -153,11 +153,9 @@ class ExternalColumnSort:
         self._runs: list[tuple[int, int]] = []
         self._last: ColumnSlice | None = None
         self._file: BinaryIO | None = None
-        self.n_entries = 0
 
     def add(self, rows: NDArray[np.uint32], columns: NDArray[Any], values: NDArray[np.float32]) -> None:
         """Add entries; row numbers must not decrease from call to call."""
-        self.n_entries += len(rows)
         for start in range(0, len(rows), RUN_ENTRIES):
             part = slice(start, start + RUN_ENTRIES)
             if self._n_pending + len(rows[part]) > RUN_ENTRIES:
@@ -231,12 +229,12 @@ class ExternalColumnSort:
                     self._file.write(np.ascontiguousarray(part).data)
             except OSError as error:
                 raise StoreError(
-                    f"Sorting entries by feature needs temporary disk space next to the CXG, and writing {self._path} failed ({error}); "
+                    f"Sorting entries by feature needs temporary disk space, and writing {self._path} failed ({error}); "
                     "free some space."
                 ) from error
 
     def _read_slice(self, run: tuple[int, int], first: int, stop: int) -> ColumnSlice:
-        # A run is its int64 bounds, then all uint32 rows, then all float32 values, as `_save` writes them.
+        # A run is its int64 bounds, then all uint32 rows, then all float32 values, as `_sort` writes them.
         at, n = run
         bounds = self._read(np.int64, at + 8 * first, stop - first + 1)
         low, size = int(bounds[0]), int(bounds[-1] - bounds[0])

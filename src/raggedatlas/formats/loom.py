@@ -223,4 +223,5 @@ class TransposedRows:
         return CsrBlock(np.cumsum(np.concatenate(lengths)), entries[0], {"values": entries[1]}, self.shape[1])
 
     def close(self) -> None:
-        """Do nothing; no state is kept."""
+        """Release the cached chunk."""
+        self._dense.close()

@@ -14,6 +14,7 @@ from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.hdf5_chunks import open_chunk_reader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.protocols import NARROW, MatrixForm
+from raggedatlas.store.sparse import remap_csr
 
 BLOCK_BYTES = 256 << 20
 """Maximum size of a block in bytes; a block holds at least one row."""
@@ -92,6 +93,12 @@ class SequentialArray:
                 return np.asarray(self._array[start:stop], dtype=self.dtype)
             return self._read_chunk_aligned(start, stop)
 
+    def release(self) -> None:
+        """Release the cached chunk."""
+        self._cached_chunk = None
+        if self._direct is not None:
+            self._direct.release()
+
     def _read_chunk_aligned(self, start: int, stop: int) -> NDArray[Any]:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
         row = start
@@ -142,7 +149,8 @@ class DenseRows:
         return DenseBlock({"values": self._rows.read(start, stop)})
 
     def close(self) -> None:
-        """Do nothing; no state is kept."""
+        """Release the cached chunk."""
+        self._rows.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +220,10 @@ class CsrRows:
         return self._indptr
 
     def close(self) -> None:
-        """Do nothing; no state is kept."""
+        """Release the row pointers and cached chunks."""
+        self._indptr = None
+        self._indices.release()
+        self._data.release()
 
 
 class SortedRows(ABC):
@@ -298,6 +309,9 @@ class CscRows(SortedRows):
             self._ascends &= bool(step.all()) and last < (int(columns[0]), int(rows[0]))
             last = int(columns[-1]), int(rows[-1])
             sort.add(rows, columns, values)
+        # The sort has all of them.
+        self._indices.release()
+        self._data.release()
 
     def _entries(self) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
         indptr = self.indptr()
@@ -359,7 +373,7 @@ class LazyRows:
 
 
 class ColumnSubset:
-    """A subset of the columns of a CSR matrix, renumbered in the order of `columns`, (n,); each subset reads `rows` again."""
+    """A subset of the columns of a CSR matrix, renumbered in the order of `columns`, (n,), entries of a row by column; each subset reads `rows` again."""
 
     form: MatrixForm = "csr"
     n_entries: int | None = None
@@ -379,11 +393,10 @@ class ColumnSubset:
         """Read rows ``[start, stop)``."""
         block = self._all.read(start, stop)
         assert isinstance(block, CsrBlock)
-        columns = self._to[block.indices]
-        kept = columns >= 0
-        # The number of kept entries before an old pointer is the new pointer.
-        pointers = np.concatenate([[0], np.cumsum(kept)])[block.indptr]
-        return CsrBlock(pointers, columns[kept], {"values": block.layers["values"][kept]}, self.shape[1])
+        pointers, columns, values = remap_csr(
+            block.indptr, block.indices, block.layers["values"], self._to, self.shape[1]
+        )
+        return CsrBlock(pointers, columns, {"values": values}, self.shape[1])
 
     def close(self) -> None:
         """Close the underlying matrix."""

@@ -10,8 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
-from raggedatlas.formats.composite_source import SPACES
-from raggedatlas.formats.containers import readable
+from raggedatlas.formats.composite_source import SPACES, scipy_matrix
+from raggedatlas.formats.containers import GROUPS, readable
+from raggedatlas.formats.matrix_readers import needs_int64
 from raggedatlas.formats.output_files import Appender
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import MatrixInfo, Source, SourceSchema
@@ -85,14 +86,13 @@ def join_feature_types(source: Source) -> Modality:
     return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
 
 
-def select_modalities(source: Source, modality: str | None, *, multimodal: bool) -> list[Modality]:
-    """Return the requested modalities of a source: one, all, or all that fit into a single AnnData.
+def select_modalities(source: Source, whole: Modalities, modality: str | None, *, multimodal: bool) -> list[Modality]:
+    """Return the requested modalities of a source, split into `whole`: one, all, or all that fit into a single AnnData.
 
     `modality` is its name, or the feature type of 10x that it is made of; None is all. Unless the target is
     `multimodal`, the feature types of a 10x source are concatenated, and several modalities of any other source
     refused.
     """
-    whole = split_modalities(source)
     modalities = list(whole.modalities)
     names = [mod.name for mod in modalities]
     if modality is not None:
@@ -211,9 +211,6 @@ def _nothing() -> pa.Table:
     return pa.table({"_index": pa.array([], pa.string())})
 
 
-GROUPS = ("layers", "obsm", "varm", "obsp", "varp", "uns")
-
-
 class MemoryOutput:
     """An `OutputFile` that is an object in memory; `made` is the AnnData or MuData once it is published.
 
@@ -258,17 +255,12 @@ class MemoryOutput:
     def _matrix(self, node: "_Node") -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
         if isinstance(node, _Array):
             return node.values()
-        if node.attrs["encoding-type"] not in ("csr_matrix", "csc_matrix"):
+        form = node.attrs["encoding-type"].removesuffix("_matrix")
+        if form not in ("csr", "csc"):
             return None
-        from scipy.sparse import csr_matrix
-
         data, indices, indptr = (self._nodes[f"{node.name}/{name}"].values() for name in ("data", "indices", "indptr"))
-        matrix: Any = csr_matrix((data, indices, indptr), shape=tuple(node.attrs["shape"].tolist()))
-        matrix = matrix if node.attrs["encoding-type"] == "csr_matrix" else matrix.tocsc()
-        # SciPy gives both arrays one dtype; a file may have stored only one of them as int64.
-        for name, array in (("indptr", indptr), ("indices", indices)):
-            setattr(matrix, name, getattr(matrix, name).astype(array.dtype, copy=False))
-        return matrix
+        shape = tuple(node.attrs["shape"].tolist())
+        return scipy_matrix(form, (data, indices, indptr), shape, needs_int64(indptr, indices))
 
     def _mudata(self, values: Mapping[str, Any]) -> "MuData":
         parts: dict[str, dict[str, Any]] = {name: {} for name in self._nodes["mod"].attrs["mod-order"]}

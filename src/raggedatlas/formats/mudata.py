@@ -58,7 +58,9 @@ def mudata_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) 
     try:
         with readable(container.uri, "its structure"):
             parts = _stored(container, max_element_bytes)
-        return CompositeSource(parts, name=path.stem, uri=str(path), format="h5mu", close=container.close)
+        # The stem of `m.zarr.zip` is `m.zarr`.
+        name = path.stem.removesuffix(".zarr")
+        return CompositeSource(parts, name=name, uri=str(path), format="h5mu", close=container.close)
     except BaseException:
         container.close()
         raise
@@ -254,8 +256,6 @@ def _cells(
         for column in own.columns:
             key = f"{name}:{column}"
             if key not in frame.columns:
-                import pandas as pd
-
                 plain = own[column].reset_index(drop=True)
                 if (rows < 0).any() and isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biu":
                     # Plain integer and boolean dtypes have no missing value for cells that lack the modality.

@@ -39,7 +39,7 @@ class PageFlusher:
     """Flushes new data of a file to disk in a background thread while the file is still being written, by this or another descriptor."""
 
     def __init__(self, path: Path) -> None:
-        self.file = os.open(path, os.O_RDWR)
+        self._file = path.open("r+b", buffering=0)
         self._pending = 0
         self._running: Future[None] | None = None
 
@@ -49,14 +49,23 @@ class PageFlusher:
         if self._pending >= STEP_BYTES and (self._running is None or self._running.done()):
             self._join()
             self._pending = 0
-            self._running = submit(_sync, self.file)
+            self._running = submit(_sync, self._file.fileno())
+
+    def write(self, at: int, left: memoryview) -> None:
+        """Write bytes at an offset, and note them."""
+        n_bytes = len(left)
+        # Only one thread writes, and Windows has no `pwrite`.
+        self._file.seek(at)
+        while left:
+            left = left[self._file.write(left) :]
+        self.note(n_bytes)
 
     def finish(self, header: bytes = b"") -> None:
         """Write the header, wait until the complete file is on disk, and close it; raise the `OSError` of any write that failed."""
         try:
+            self.write(0, memoryview(header))
             self._join()
-            os.pwrite(self.file, header, 0)
-            os.fsync(self.file)
+            os.fsync(self._file.fileno())
         finally:
             self.close()
 
@@ -66,9 +75,7 @@ class PageFlusher:
             # Waits as `result` does but raises nothing, because `close` also runs while an error is handled.
             self._running.exception()
             self._running = None
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
+        self._file.close()
 
     def _join(self) -> None:
         """Wait for a running flush; the system reports a failed write only once, so its result must be checked."""
@@ -263,11 +270,7 @@ class ContiguousAppender(Appender):
 
     def _put(self, start: int, rows: NDArray[Any]) -> None:
         left = memoryview(np.ascontiguousarray(rows, self.array.dtype).reshape(-1).view(np.uint8).data)
-        at = self._offset + start * self._row_bytes
-        self._writeback.note(len(left))
-        while left:
-            n = os.pwrite(self._writeback.file, left, at)
-            left, at = left[n:], at + n
+        self._writeback.write(self._offset + start * self._row_bytes, left)
 
 
 class ChunkAppender(Appender):
@@ -308,12 +311,7 @@ class ChunkAppender(Appender):
         return [(at, self._chunk(rows[at : at + self._chunks[0]])) for at in batch]
 
     def _chunk(self, rows: NDArray[Any]) -> Any:  # noqa: ANN401  (any buffer)
-        if len(rows) < self._chunks[0]:
-            # Chunks are stored with their full size, also at the end of the array.
-            padded = np.zeros(self._chunks, rows.dtype)
-            padded[: len(rows)] = rows
-            rows = padded
-        flat = rows.reshape(-1)
+        flat = _whole_chunk(rows, self._chunks).reshape(-1)
         return flat.view(np.uint8) if self._compress is None else self._compress(shuffle(flat))
 
 
@@ -370,12 +368,13 @@ class ShardAppender(Appender):
             self._n_files += 1
 
     def _chunk(self, rows: NDArray[Any]) -> bytes:
-        if len(rows) < self._chunk_shape[0]:
-            # Chunks are stored with their full size, also at the end of the array.
-            padded = np.zeros(self._chunk_shape, rows.dtype)
-            padded[: len(rows)] = rows
-            rows = padded
+        rows = _whole_chunk(rows, self._chunk_shape)
         return rows.tobytes() if self._encode is None else bytes(self._encode(rows))
+
+
+def _whole_chunk(rows: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    # Chunks are stored with their full size, also at the end of the array.
+    return rows if len(rows) == shape[0] else np.pad(rows, [(0, shape[0] - len(rows)), *((0, 0) for _ in shape[1:])])
 
 
 CHUNK = 1 << 16
@@ -666,7 +665,8 @@ def refuse_existing(path: Path) -> None:
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path; it replaces `path` at the end, or is removed after an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A name of its own for each call: two threads may write one path.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
     with store_errors(f"write {path}"):
         try:
             yield temporary

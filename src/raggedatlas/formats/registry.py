@@ -225,7 +225,7 @@ def detect(path: AnyPath) -> str:
     if path.is_dir():
         kind = _folder_kind(path)
         if kind:
-            return kind
+            return _zarr_kind(path) if kind == "zarr" else kind
         raise SourceError(
             f"{path} is a folder without matrix.mtx, zarr.json, .zgroup or the arrays of a CXG; {SUPPORTED} can be read."
         )
@@ -242,7 +242,8 @@ def _zip_kind(path: AnyPath) -> str:
     with readable(str(path), "its structure"), path.open("rb") as file, zipfile.ZipFile(file) as archive:
         names = set(archive.namelist())
     if names & {"zarr.json", ".zgroup"}:
-        return "h5mu" if any(name.startswith("mod/") for name in names) else "zarr"
+        # A remote one is copied, and looked into then.
+        return "zarr" if isinstance(path, Location) else _zarr_kind(path)
     raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
 
 
@@ -257,10 +258,7 @@ def _detect_remote(path: Location) -> str:
     if path.name.endswith(MATRICES):
         return "10x-mtx"
     if (path / "zarr.json").is_file() or (path / ".zgroup").is_file():
-        container = open_zarr(path)
-        with readable(container.uri, "its structure"):
-            encoding = attribute(container.root, "encoding-type").lower()
-            return "h5mu" if encoding == "mudata" or (not encoding and container.get("mod") is not None) else "zarr"
+        return _zarr_kind(path)
     kind = _folder_kind(path)
     if kind:
         return kind
@@ -274,11 +272,30 @@ def is_copied(path: AnyPath, name: str) -> bool:
     return isinstance(path, Location) and (path.suffix == ".zip" or name not in BY_RANGES)
 
 
+def _zarr_kind(path: AnyPath) -> str:
+    """Return the format of a Zarr folder or zip file; what cannot be opened is left to the reader, which says why."""
+    try:
+        container = open_zarr(path)
+    except SourceError:
+        return "zarr"
+    try:
+        with readable(container.uri, "its structure"):
+            return "h5mu" if _is_mudata(container) else "zarr"
+    finally:
+        container.close()
+
+
+def _is_mudata(container: Container) -> bool:
+    # `mod` decides only without a declaration: in an AnnData it is an unknown member (A28).
+    encoding = attribute(container.root, "encoding-type").lower()
+    return encoding == "mudata" or (not encoding and container.get("mod") is not None)
+
+
 def _hdf5_kind(container: Container, path: AnyPath) -> str:
     """Return the format of an HDF5 file, and close it."""
     try:
         with readable(container.uri, "its structure"):
-            if attribute(container.root, "encoding-type") == "MuData" or path.suffix == ".h5mu":
+            if path.suffix == ".h5mu" or _is_mudata(container):
                 return "h5mu"
             if path.suffix == ".loom":
                 return "loom"
@@ -291,10 +308,11 @@ def _hdf5_kind(container: Container, path: AnyPath) -> str:
 
 
 def _folder_kind(path: AnyPath) -> str:
+    """Return the format of a folder by the names in it, whatever a Zarr folder holds; ``""`` if it is of none."""
     if not path.is_dir():
         return ""
     if (path / "zarr.json").exists() or (path / ".zgroup").exists():
-        return "h5mu" if (path / "mod").is_dir() else "zarr"
+        return "zarr"
     from raggedatlas.formats.soma import is_soma
     from raggedatlas.formats.tenx import market_matrices
 

@@ -171,6 +171,11 @@ class SomaRows:
 
     def read(self, start: int, stop: int) -> CsrBlock:
         """Read rows ``[start, stop)``, entries of a row by column."""
+        if start == stop:
+            # SOMA's slices include their end, so none of them is empty.
+            return CsrBlock(
+                np.zeros(1, np.int64), np.empty(0, np.int32), {"values": np.empty(0, self.dtype)}, self.shape[1]
+            )
         with _soma_errors(self._place.uri, self._place.element):
             # SOMA's slices include their end.
             table = self._stored.read((slice(start, stop - 1),)).tables().concat()

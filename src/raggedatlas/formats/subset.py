@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, FeatureError, QueryError
 from raggedatlas.formats.composite_source import MatrixPart, SourceParts
+from raggedatlas.formats.containers import axes_of
 from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import (
@@ -272,23 +273,28 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
     """
     present: dict[str, NDArray[np.int64]] = {}
 
-    def chosen(key: str) -> NDArray[np.int64]:
-        """Return the selected rows of an element, and note which of the selected cells they are."""
+    def cells_of(key: str) -> NDArray[np.int64] | None:
         # Else those of the modality that has it.
         owner = "/".join([*key.split("/")[:2], "obs"]) if key.startswith("mod/") else "obs"
-        cells = parts.present.get(key, parts.present.get(owner))
-        if cells is None:
-            return rows
-        own = np.flatnonzero(np.isin(cells, rows)).astype(np.int64)
-        # All of these are among the selected cells, which ascend, so the search finds their positions.
-        present[key] = np.searchsorted(rows, cells[own]).astype(np.int64)
+        return parts.present.get(key, parts.present.get(owner))
+
+    def chosen(key: str) -> NDArray[np.int64]:
+        cells = cells_of(key)
+        return rows if cells is None else np.flatnonzero(np.isin(cells, rows)).astype(np.int64)
+
+    def noted(key: str) -> NDArray[np.int64]:
+        """Return the selected rows of an element, and note which of the selected cells they are."""
+        own, cells = chosen(key), cells_of(key)
+        if cells is not None:
+            # All of these are among the selected cells, which ascend, so the search finds their positions.
+            present[key] = np.searchsorted(rows, cells[own]).astype(np.int64)
         return own
 
     def select(part: MatrixPart) -> MatrixPart:
         axes = _cell_axes(part.info.key)
         if not axes:
             return part
-        own = chosen(part.info.key)
+        own = noted(part.info.key)
         made = SelectedRows(part.rows, own, own if axes > 1 else None)
         # As many entries as before at most: rows without their number of entries need not be read for it.
         return MatrixPart(replace(part.info, shape=made.shape, exact=False), made)
@@ -303,8 +309,8 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
     matrices = tuple(select(part) for part in parts.matrices)
     others = tuple(select(part) for part in parts.others)
     for key in parts.present:
-        chosen(key)
-    tables = {key: partial(_selected_table, open_table, chosen(key)) for key, open_table in parts.tables.items()}
+        noted(key)
+    tables = {key: partial(_selected_table, open_table, noted(key)) for key, open_table in parts.tables.items()}
     elements = {key: partial(element, key) if _cell_axes(key) else read for key, read in parts.elements.items()}
     return replace(
         parts, n_cells=len(rows), cells=lambda: take(parts.cells(), rows), matrices=matrices, others=others, present=present,
@@ -328,8 +334,8 @@ def _selected_table(open_table: Callable[[], ColumnTable | None], rows: NDArray[
 def _cell_axes(key: str) -> int:
     """Return along how many axes an element goes by cells."""
     own = key.split("/", 2)[2] if key.startswith("mod/") else key
-    head = own.split("/")[0].split(":")[0]
-    return 2 if head == "obsp" else int(head in {"X", "layers", "obs", "obsm"} or own == "raw/X")
+    # A matrix of a 10x file is called `X:` and its feature type.
+    return axes_of("X" if own.startswith("X:") else own).count("obs")
 
 
 def hstack_blocks(blocks: Sequence[Block]) -> Block:

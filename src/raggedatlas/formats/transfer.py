@@ -120,7 +120,11 @@ class CopiedSource:
     ) -> Iterator[tuple[Block, ...]]:
         """Iterate over blocks of rows; see the inner source."""
         with naming(self._copy, self._path):
-            yield from self._source.blocks(keys, n_rows, rows)
+            return self._named(self._source.blocks(keys, n_rows, rows))
+
+    def _named(self, blocks: Iterator[tuple[Block, ...]]) -> Iterator[tuple[Block, ...]]:
+        with naming(self._copy, self._path):
+            yield from blocks
 
     def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
         """Return an element; see the inner source."""
@@ -129,7 +133,8 @@ class CopiedSource:
 
     def present(self, key: str) -> "NDArray[np.int64] | None":
         """Return the rows that have values; see the inner source."""
-        return self._source.present(key)
+        with naming(self._copy, self._path):
+            return self._source.present(key)
 
     def close(self) -> None:
         """Close the source, and remove the copy."""

@@ -32,17 +32,15 @@ from raggedatlas.formats.anndata.rules import (
     names_node,
     nested_members,
 )
+from raggedatlas.formats.containers import MEMBERS
 
 _RAW = "Write raw again, or remove it."
 
 MATRICES = ("array", *SPARSE)
 ROWS = (*MATRICES, "dataframe", "awkward-array")
 
-ROOT = {"X", "layers", "obs", "obsm", "obsp", "raw", "uns", "var", "varm", "varp"}
-"""Members of the root of an AnnData."""
-
 OLD_ROOT = {"raw.X", "raw.var", "raw.varm", "raw.cat"}
-"""Further members in anndata 0.5 and 0.6."""
+"""Further members of the root in anndata 0.5 and 0.6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +63,11 @@ class _Group:
 
 
 GROUPS = {
-    "layers": _Group("A16", "A17", MATRICES, ("obs", "var"), exact=True),
-    "obsm": _Group("A18", "A19", ROWS, ("obs",)),
-    "varm": _Group("A20", "A21", ROWS, ("var",)),
-    "obsp": _Group("A22", "A23", MATRICES, ("obs", "obs")),
-    "varp": _Group("A24", "A25", MATRICES, ("var", "var")),
+    "layers": _Group("A16", "A17", MATRICES, MEMBERS["layers"], exact=True),
+    "obsm": _Group("A18", "A19", ROWS, MEMBERS["obsm"]),
+    "varm": _Group("A20", "A21", ROWS, MEMBERS["varm"]),
+    "obsp": _Group("A22", "A23", MATRICES, MEMBERS["obsp"]),
+    "varp": _Group("A24", "A25", MATRICES, MEMBERS["varp"]),
 }
 """Mapping -> rules of its entries."""
 
@@ -92,7 +90,7 @@ def check_anndata(checker: AnnDataChecker, node: Node) -> None:
     if uns is not None:
         checker.element(uns)
     _check_raw(checker, node, axes)
-    known = ROOT | (OLD_ROOT if checker.layout == "0.5" else set())
+    known = {*MEMBERS, *(OLD_ROOT if checker.layout == "0.5" else ())}
     for name in sorted(set(node.children) - known):
         if node.in_hdf5:
             checker.report("A28", node.children[name], "anndata refuses to read a file with this at its root.")

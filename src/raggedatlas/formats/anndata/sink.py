@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError, SourceError
 from raggedatlas.formats.anndata.validation import raise_if_invalid
-from raggedatlas.formats.containers import Container, open_hdf5, open_zarr
+from raggedatlas.formats.containers import GROUPS, MEMBERS, Container, open_hdf5, open_zarr
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS
 from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput, writable
@@ -21,9 +21,7 @@ from raggedatlas.model.protocols import SinkMatrix
 from raggedatlas.store.location import local_path
 
 DICT = ("dict", "0.1.0")
-GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
-ROOT = {"X", "obs", "raw", "var", *GROUPS}
-ALIGNED = {"layers": "obs", "obsm": "obs", "obsp": "obs", "varm": "var", "varp": "var"}
+ALIGNED = {name: MEMBERS[name][0] for name in GROUPS if MEMBERS[name]}
 """Group -> the table with whose rows its members are aligned."""
 
 MEMORY_STEP_BYTES = 64 << 20
@@ -176,7 +174,7 @@ class TreeSink:
             raise SchemaError(
                 f"{key!r} has a '/' in its name, which files take for groups within groups; rename it, then write again."
             )
-        if not self.multimodal and parts[0] not in ROOT:
+        if not self.multimodal and parts[0] not in MEMBERS:
             raise SchemaError(
                 f"{key!r} has no place in an AnnData, whose readers stop at unknown members; put it into uns, e.g. as 'uns/{key}'."
             )
@@ -199,13 +197,11 @@ class TreeSink:
             self._shapes[key] = tuple(shape) if shape else (len(value),)
 
     def _finish_anndata(self, prefix: str) -> None:
-        n_obs, n_var = (self._length(f"{prefix}{name}") for name in ("obs", "var"))
+        sizes = {name: self._length(f"{prefix}{name}") for name in ("obs", "var")}
         raw = f"{prefix}raw/X" in self._writers
         n_raw = self._length(f"{prefix}raw/var") if raw else 0
-        axes = {
-            "X": (n_obs, n_var), "layers": (n_obs, n_var), "obsm": (n_obs,), "varm": (n_var,), "obsp": (n_obs, n_obs),
-            "varp": (n_var, n_var), "raw/X": (n_obs, n_raw), "raw/varm": (n_raw,),
-        }  # fmt: skip
+        axes = {name: tuple(sizes[axis] for axis in MEMBERS[name]) for name in ("X", *ALIGNED)}
+        axes |= {"raw/X": (sizes["obs"], n_raw), "raw/varm": (n_raw,)}
         shapes = self._shapes | {key: writer.matrix.shape for key, writer in self._writers.items()}
         for key, shape in shapes.items():
             inner = key.removeprefix(prefix)

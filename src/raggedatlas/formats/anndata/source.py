@@ -23,6 +23,7 @@ from raggedatlas.formats.anndata.elements import (
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
 from raggedatlas.formats.containers import (
     MAX_ELEMENT_BYTES,
+    MEMBERS,
     Container,
     attribute,
     check_elements,
@@ -98,9 +99,6 @@ def _stored_source(
     except BaseException:
         container.close()
         raise
-
-
-KNOWN = {"X", "layers", "obs", "obsm", "obsp", "raw", "raw.X", "raw.var", "raw.varm", "uns", "var", "varm", "varp"}
 
 
 def read_stored_parts(container: Container, prefix: str = "", limit: int = MAX_ELEMENT_BYTES) -> SourceParts:
@@ -191,7 +189,7 @@ class _Stored(_Contents):
             self._group(group, group, shape)
         self._unstructured()
         for name in self.container.names(self.prefix.rstrip("/")):
-            if name not in KNOWN:
+            if name not in (*MEMBERS, "raw.X", "raw.var", "raw.varm"):
                 self.left_out[name] = describe_node(self._get(name))
         for frame in ("obs", "var"):
             for path, why in unlisted_columns(self.container, self.prefix + frame).items():
@@ -419,14 +417,14 @@ class _Columns:
 
 
 def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # noqa: ANN401
-    order = columns_listed(group)
-    columns = [stored._get(f"{key}/{name}") for name in order if name != index_name(group)]
+    names = [name for name in columns_listed(group) if name != index_name(group)]
+    columns = [stored._get(f"{key}/{name}") for name in names]
     # Categorical and nullable columns are groups; a frame that has one is an element only.
     numeric = all(column is not None and is_array(column) and column.dtype.kind in "biuf" for column in columns)
     n_rows = frame_length(stored.container, stored.prefix + key)
     if not numeric or n_rows is None or any(column.shape != (n_rows,) for column in columns):
         return None
-    stored.features[key] = partial(columns_of, order)
+    stored.features[key] = partial(columns_of, names)
     return DenseRows(_Columns(columns, n_rows), stored._place(key))
 
 

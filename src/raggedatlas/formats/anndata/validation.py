@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
@@ -416,7 +417,9 @@ def inspect(path: Address) -> Inspection:
     path = as_path(path)
     with open_tree(path) as root:
         store = "HDF5" if root.in_hdf5 else f"Zarr {root.stored.metadata.zarr_format}"
-        return Inspection(str(path), store, disk_bytes(path), _described(root, path))
+        # Of a remote zip file `root` is the local copy.
+        file = Path(root.uri) if path.suffix == ".zip" else path
+        return Inspection(str(path), store, disk_bytes(path), _described(root, file))
 
 
 def _described(node: Node, file: AnyPath) -> Element:

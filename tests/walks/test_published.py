@@ -240,6 +240,15 @@ def test_a_process_that_opens_it_anew_compares_with_the_root_hash_too(changed: P
         other.query().to_anndata()
 
 
+def test_members_of_a_published_atlas_are_read_through_its_gateway(server: WebServer) -> None:
+    place = ra.open(server.address)._opened.location
+    arrays = place / "zarr_store"
+    key = next(key for key, _ in arrays.below())
+    assert (arrays / key).read_bytes() == place.child("zarr_store").read_bytes(key)
+    assert (place.child("zarr_store").parent / "zarr_store" / key).is_file()
+    assert place.parent == place
+
+
 def test_the_gateway_answers_nobody_who_does_not_know_its_bucket(server: WebServer) -> None:
     view = ra.open(server.address)
     gateway: Any = view._opened.location.server

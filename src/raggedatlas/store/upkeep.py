@@ -12,7 +12,14 @@ import numpy as np
 from raggedatlas.errors import ConflictError, CorruptError
 from raggedatlas.store.runtime import map_decode
 from raggedatlas.store.sql import parenthesized
-from raggedatlas.store.storage_errors import FILE_FORMAT, filter_errors, lance_errors, lance_kind
+from raggedatlas.store.storage_errors import (
+    FILE_FORMAT,
+    LANCE_ERRORS,
+    filter_errors,
+    is_panic,
+    lance_errors,
+    lance_kind,
+)
 from raggedatlas.store.tables import WHOLE_VALUES, Tables
 
 if TYPE_CHECKING:
@@ -143,7 +150,10 @@ def _read(table: "lance.LanceDataset", fragments: "Sequence[lance.LanceFragment]
         return True
     try:
         n_rows = sum(int(b.num_rows) for b in table.scanner(fragments=fragments).to_batches())
-    except (OSError, ValueError, RuntimeError):
+    except BaseException as error:
+        # A panic of Lance is no `Exception`.
+        if not is_panic(error) and not isinstance(error, LANCE_ERRORS):
+            raise
         return False
     return n_rows == sum(int(f.count_rows()) for f in fragments)
 

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from raggedatlas.errors import ConflictError, CorruptError
 from raggedatlas.store.runtime import map_decode
 from raggedatlas.store.sql import parenthesized
@@ -20,7 +18,7 @@ from raggedatlas.store.storage_errors import (
     lance_errors,
     lance_kind,
 )
-from raggedatlas.store.tables import WHOLE_VALUES, Tables
+from raggedatlas.store.tables import WHOLE_VALUES, Tables, split_addresses
 
 if TYPE_CHECKING:
     import lance
@@ -377,7 +375,7 @@ class RowRemoval:
             use_scalar_index=False,
         )
         addresses = scan.to_table().column("_rowaddr").to_numpy()
-        owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
+        owner, offset = split_addresses(addresses)
         left_over: list[str] = []
 
         def one(fragment: "lance.LanceFragment") -> _Rest:

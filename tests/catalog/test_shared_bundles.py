@@ -278,7 +278,7 @@ def test_a_process_that_dies_leaves_the_datasets_as_they_were(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("raggedatlas.store.tables.TableRows.merge", die)
+        patched.setattr("raggedatlas.store.tables.Tables.merge", die)
         with pytest.raises(KeyboardInterrupt):
             atlas.optimize()
     assert len(shared(atlas)) == 1

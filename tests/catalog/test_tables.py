@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -180,6 +181,30 @@ def test_rows_appended_alone_conflict_with_every_commit(tables: Tables) -> None:
         assert len(set(found.column("_rowid").to_pylist())) == found.num_rows
         assert tables.read("t", where="uid = 'e'").num_rows == 1
         compact(tables, "t", 0)
+
+
+class PanicException(BaseException):  # the name that pyo3 gives it
+    """What a panic in Rust looks like from Python."""
+
+
+@pytest.mark.parametrize("fault", [PanicException, OSError, pa.ArrowInvalid])
+def test_what_does_not_read_after_compaction_is_undone(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    """The version before is the newest again, also where Lance panics over the new one."""
+    for i in range(3):
+        tables.append("t", rows((str(i), i)))
+    there = tables.read("t")
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise fault("index out of bounds")
+
+    before = tables.version("t")
+    with monkeypatch.context() as patched:
+        patched.setattr(lance.LanceDataset, "scanner", unreadable)
+        with pytest.raises(CorruptError, match=f"version {before} has been restored"):
+            compact(tables, "t")
+    assert tables.read("t").equals(there)
 
 
 def test_tagged_versions_outlive_clean_up(tables: Tables) -> None:

@@ -442,6 +442,15 @@ def test_the_command_compares_files_of_two_places(two: Two, tmp_path: Path) -> N
     assert read_json("diff", path, 2, 1, "--files", "--other", tmp_path / "copy")["removed"]
 
 
+@pytest.mark.parametrize("name", ["aws_endpoint", "azure_storage_account_name"])
+def test_places_of_two_owners_are_told_apart(name: str, tmp_path: Path) -> None:
+    """Buckets of two servers and containers of two accounts, of one name, are verified each for itself."""
+    one, other = (Location("az://container/a", {name: who, "cache_dir": str(tmp_path)}) for who in ("one", "other"))
+    Ledger(one).save({"a": "now"})
+    assert Ledger(one).found == {"a": "now"}
+    assert Ledger(other).found == {}
+
+
 def test_without_a_home_nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the user has no home directory, as in containers, what was found sound is not kept, and nothing is raised."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

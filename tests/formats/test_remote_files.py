@@ -23,6 +23,7 @@ import raggedatlas as ra
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.anndata import inspect, validate
+from raggedatlas.store.copies import local_copy, upload
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import BLOCK, SMALL_BLOCK
 from raggedatlas.wings import cxg
@@ -318,6 +319,18 @@ def test_a_folder_is_visible_only_when_it_is_complete(files: Path, bucket: Bucke
     put = [r.path for r in proxy.requests if r.method == "PUT"]
     assert len(put) > 10
     assert put[-1].endswith("order.zarr/zarr.json")
+
+
+def test_a_folder_takes_the_place_of_a_file(bucket: Bucket, tmp_path: Path) -> None:
+    """A folder that is uploaded over a file is what is read afterwards."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "zarr.json").write_text("{}")
+    (tmp_path / "old").write_text("old")
+    target = Location(f"{bucket.uri}/once-a-file", bucket.options)
+    upload(tmp_path / "old", target)
+    upload(tmp_path / "new", target)
+    with local_copy(Location(target.uri, bucket.options)) as copied:
+        assert [path.name for path in copied.iterdir()] == ["zarr.json"]
 
 
 ENDPOINTS: dict[str, tuple[dict[str, str], str, str]] = {

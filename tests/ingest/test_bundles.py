@@ -128,7 +128,7 @@ def test_a_copy_that_was_not_recorded_does_no_harm(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("raggedatlas.store.tables.TableRows.merge", die)
+        patched.setattr("raggedatlas.store.tables.Tables.merge", die)
         with pytest.raises(KeyboardInterrupt):
             atlas.add_csc("full", space=SPACE, layers=["half"])
     assert (

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from raggedatlas.loader.loader import Loader
 from raggedatlas.query.query import Query
 from raggedatlas.query.split import Split
 from raggedatlas.store.location import Location
+from raggedatlas.store.record_files import RecordFolder
 from raggedatlas.wings.trainers.lightning import split_loader
 from support.atlases import write_dataset
 
@@ -193,3 +195,27 @@ def test_the_folder_is_bounded(small: Any, mapped: Path, monkeypatch: pytest.Mon
     loader = Loader(small.query, obs=["plate"])
     assert list(mapped.glob("*.plan")) == [second]
     assert len(as_values(loader)) > 0
+
+
+def test_one_at_a_time_makes_a_plan(tmp_path: Path) -> None:
+    """Who waited for the lock of another that failed has it alone: one that comes later waits in turn."""
+    folder, entered, leave = RecordFolder(tmp_path, 10**6), threading.Event(), threading.Event()
+    waiting = threading.Thread(target=lambda: _hold(folder, entered, leave))
+    later, late = threading.Event(), threading.Thread(target=lambda: _hold(folder, later, leave))
+    with folder.lock("k"):
+        waiting.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(10)
+    late.start()
+    assert not later.wait(0.2)
+    leave.set()
+    assert later.wait(10)
+    waiting.join()
+    late.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _hold(folder: RecordFolder, entered: threading.Event, leave: threading.Event) -> None:
+    with folder.lock("k"):
+        entered.set()
+        assert leave.wait(10)

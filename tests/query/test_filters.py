@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import QueryError
 from raggedatlas.query.query import Query
-from raggedatlas.store.filters import Columns, col
+from raggedatlas.store.filters import Columns, col, value_from_json
 from raggedatlas.store.sql import Target, compare, is_member, quote_identifier, quote_literal
 from raggedatlas.store.sql_parser import as_filter, to_sql
 
@@ -86,7 +86,20 @@ def test_sql_that_is_no_condition_is_refused(query: Query, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), -np.inf, object(), b"x", "\ud800", np.datetime64("NaT", "ns"), pd.NaT, 1j]
+    "value",
+    [
+        float("nan"),
+        float("inf"),
+        -np.inf,
+        object(),
+        b"x",
+        "\ud800",
+        np.datetime64("NaT", "ns"),
+        pd.NaT,
+        1j,
+        dt.timedelta(1),
+        np.timedelta64(1, "D"),
+    ],
 )
 def test_values_without_a_literal_are_refused(value: Any) -> None:
     """What no column can be compared with never reaches the atlas."""
@@ -144,7 +157,11 @@ def test_numbers_beyond_a_column_compare_as_numbers(value: float, operator: str)
     assert literal == "`n`" or -128 <= int(literal) <= 127
 
 
-@pytest.mark.parametrize("made", [dt.datetime, pd.Timestamp])
+@pytest.mark.parametrize(
+    "made",
+    [dt.datetime, pd.Timestamp, lambda *parts: np.datetime64(dt.datetime(*parts), "ns")],
+    ids=["datetime", "Timestamp", "datetime64"],
+)
 def test_a_date_compares_with_a_time_as_its_midnight(made: Any) -> None:
     """The time of day counts: a day is before its noon and never equal to it, but equal to its midnight."""
     noon, midnight, day = made(2024, 1, 1, 12), made(2024, 1, 1), "date '2024-01-01'"
@@ -156,6 +173,27 @@ def test_a_date_compares_with_a_time_as_its_midnight(made: Any) -> None:
     }  # fmt: skip
     assert compare(target, "<", midnight) == f"`d` < {day}"
     assert is_member(target, [noon, midnight]) == f"`d` IN ({day})"
+
+
+def test_a_date_compares_to_the_nanosecond_and_with_any_year() -> None:
+    target, late = Target("d", pa.date32()), "2024-01-01T00:00:00.000000001"
+    for value in (pd.Timestamp(late), np.datetime64(late)):
+        assert compare(target, "<", value) == "`d` <= date '2024-01-01'"
+    assert compare(target, "=", dt.datetime(1, 1, 1)) == "`d` = date '0001-01-01'"
+    assert compare(target, "=", np.datetime64("2024")) == "`d` = date '2024-01-01'"
+    with pytest.raises(QueryError, match="cannot be compared"):
+        compare(target, "=", np.datetime64("12024-01-01"))
+
+
+@pytest.mark.parametrize("zone", ["", "+01:00"])
+@pytest.mark.parametrize(
+    ("digits", "kind"), [("", dt.datetime), (".000001", dt.datetime), (".000001002", pd.Timestamp)]
+)
+def test_times_of_json_are_those_of_python_as_far_as_they_go(zone: str, digits: str, kind: type) -> None:
+    """Only nanoseconds take pandas; a time with a zone is in UTC."""
+    value = value_from_json({"datetime": f"2024-02-29T01:00:00{digits}{zone}"})
+    assert type(value) is kind
+    assert value == pd.Timestamp(f"2024-02-29T{'00' if zone else '01'}:00:00{digits}")
 
 
 @pytest.mark.parametrize(

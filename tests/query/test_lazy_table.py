@@ -16,7 +16,7 @@ from raggedatlas.query.cells import LazyTable, read_rows
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.store.filters import col
-from raggedatlas.store.tables import ROW_ID, TableRows, walk
+from raggedatlas.store.tables import ROW_ID, Tables, walk
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -130,18 +130,18 @@ def test_writing_asks_for_one_column_after_the_other(
         pytest.importorskip("mudata")
     expected = plan_read(query.spec, query.catalog).obs
     asked: list[list[str]] = []
-    real_walk, real_read = walk, TableRows.read
+    real_walk, real_read = walk, Tables.read
 
     def walked(tables: Any, name: str, columns: Any, where: str | None = None) -> Any:
         asked.append(list(columns) if name == CELLS else [])
         return real_walk(tables, name, columns, where)
 
-    def read(self: TableRows, name: str, columns: Any = None, where: Any = None, *, row_ids: bool = False) -> pa.Table:
+    def read(self: Tables, name: str, columns: Any = None, where: Any = None, *, row_ids: bool = False) -> pa.Table:
         asked.append(list(columns or ["*"]) if name == CELLS else [])
         return real_read(self, name, columns, where, row_ids=row_ids)
 
     monkeypatch.setattr("raggedatlas.query.cells.walk", walked)
-    monkeypatch.setattr(TableRows, "read", read)
+    monkeypatch.setattr(Tables, "read", read)
     query.write(str(tmp_path / f"x.{ending}"))
     pointers = {name for columns in asked for name in columns if "." in name}
     assert pointers

@@ -67,6 +67,16 @@ def test_large_files_are_not_taken(tmp_path: Path) -> None:
     assert n == BUNDLE_BYTES // MEMBER_BYTES - 1
 
 
+def test_a_bundle_that_was_written_takes_no_more(tmp_path: Path) -> None:
+    """What comes later, in another process too, is not said to be in the file."""
+    bundle = Bundle("d1")
+    bundle.add({"d1/a": b"1"})
+    bundle.write(Location(str(tmp_path)))
+    for written in (bundle, pickle.loads(pickle.dumps(bundle))):
+        assert written.add({"d1/b": b"2"}) is None
+        assert list(written.spans) == ["d1/a"]
+
+
 @pytest.mark.parametrize("profile", ["packed", "standard", "archive"])
 def test_an_array_in_a_bundle_is_an_array(tmp_path: Path, profile: str) -> None:
     """It has the values that were written, in the reader here and in zarr-python's of ZIP files, and the hash of one in a file of its own."""

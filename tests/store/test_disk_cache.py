@@ -87,6 +87,30 @@ def test_damage_in_the_cache_is_mended(s3: Location, spec: ArraySpec, s3_server,
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_failing_disk_and_a_removed_folder_cost_requests_alone(
+    s3: Location, spec: ArraySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read or removed, and a folder that another process removes at any time, fail no read."""
+    reader = ArrayReader(cached(s3, tmp_path), spec)
+    read_slice(reader, 0, 1000)
+
+    def fails(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", fails)
+        np.testing.assert_array_equal(read_slice(fresh(reader), 0, 1000), VALUES[:1000])
+    (file,) = (tmp_path / "raggedatlas" / "shards").iterdir()
+    file.write_bytes(bytes(file.stat().st_size))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", fails)
+        np.testing.assert_array_equal(read_slice(fresh(reader), 0, 1000), VALUES[:1000])
+    process_cache("allowances").entries.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", fails)
+        np.testing.assert_array_equal(read_slice(fresh(reader), 1000, 2000), VALUES[1000:2000])
+
+
 @pytest.mark.long
 def test_damage_in_the_bucket_is_seen(s3: Location, spec: ArraySpec, tmp_path: Path) -> None:
     """Verifying goes past the cache, and damaged bytes of the bucket are never held."""

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import NameRefusedError, NotFoundError, StoreError
-from raggedatlas.store.location import Location, probe_conditional_puts
+from raggedatlas.store.location import Location, probe_conditional_puts, refuse_symlinks
 
 pytestmark = pytest.mark.fast
 
@@ -87,6 +88,15 @@ def test_locations_are_values() -> None:
     assert location.lance_uri() == "s3://bucket/a/b"
 
 
+def test_options_are_added_to_those_of_a_location() -> None:
+    """Options that are given beside a location count, before those that it has."""
+    given = Location("s3://bucket/a", {"aws_region": "x", "timeout": "9s"})
+    assert Location.of(given) is given
+    assert Location.of(given, {"aws_region": "y"}) == Location("s3://bucket/a", {"aws_region": "y", "timeout": "9s"})
+    with pytest.raises(StoreError, match="Unknown storage option 'region'"):
+        Location.of(given, {"region": "y"})
+
+
 def check_objects(location: Location) -> None:
     """Write, list, read and remove objects."""
     assert not location.holds_files()
@@ -159,6 +169,38 @@ def test_symlinks_below_a_location_are_refused(tmp_path: Path) -> None:
     root.child("d2").delete_prefix()
     assert (outside / "kept").read_text() == "kept"
     assert root.write_bytes("d3/x", b"1")
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    """Also where a location is the file itself, and where its folder is a file."""
+    (tmp_path / "file").write_text("1")
+    assert Location(str(tmp_path / "file")).read_bytes() == b"1"
+    with pytest.raises(NotFoundError, match=f"There is no file {tmp_path}/none"):
+        Location(str(tmp_path / "none")).read_bytes()
+    for place in (tmp_path, tmp_path / "file" / "x"):
+        with pytest.raises(StoreError, match=f"Could not read {place}"):
+            Location(str(place)).read_bytes()
+
+
+@pytest.mark.parametrize("age", [0, 10**11])
+def test_a_symlink_that_comes_later_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int) -> None:
+    """A folder is listed again after it changed, also where the clock of its file system has not moved on."""
+    (tmp_path / "data").mkdir()
+    listed: list[str] = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: listed.append(folder) or scan(folder))
+    when = time.time_ns() - age
+    for folder in (tmp_path / "data", tmp_path):
+        os.utime(folder, ns=(when, when))
+    for _ in range(2):
+        refuse_symlinks(Location(str(tmp_path)))
+    assert len(listed) == (2 if age else 4)
+    (tmp_path / "data" / "link").symlink_to(tmp_path)
+    # As if the time had been the same; it is as old as the folder was, and so was seen.
+    if not age:
+        os.utime(tmp_path / "data", ns=(when, when))
+    with pytest.raises(StoreError, match="is a symlink"):
+        refuse_symlinks(Location(str(tmp_path)))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

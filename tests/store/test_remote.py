@@ -1,7 +1,9 @@
 """Arrays on an object store: the same values, in a counted number of requests."""
 
 import dataclasses
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import zarr
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.records import Span
+from raggedatlas.store import read
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import Location
@@ -60,6 +63,23 @@ def test_requests_are_few(s3: Location, s3_server, monkeypatch, small, expected)
     before = len(s3_server.requests)
     create_group(s3, "d2/gene_expression", {"n": 1})
     assert len(s3_server.requests) - before == 3
+
+
+def test_indexes_of_a_large_read_are_asked_for_together(s3: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a large read takes memory, the indexes of its shards are fetched side by side, not each after the other."""
+    spec = write(s3)
+    monkeypatch.setattr("raggedatlas.store.read._LARGE_BYTES", 0)
+    n_shards = -(-spec.n_rows // spec.shard_shape[0])
+    together = threading.Barrier(n_shards)
+    fetch = read.fetch_index
+
+    def waiting(*given: Any) -> Any:
+        together.wait(10)
+        return fetch(*given)
+
+    monkeypatch.setattr(read, "fetch_index", waiting)
+    np.testing.assert_array_equal(read_slice(ArrayReader(s3, spec), 0, spec.n_rows), VALUES)
+    assert n_shards > 1
 
 
 def test_remote_damage_raises(s3: Location) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,22 @@ def test_ask_asks_once_for_each_file(linked: Path, monkeypatch: pytest.MonkeyPat
                 view.query().to_anndata()
     assert len(asked) == 1
     assert "far.h5ad" in asked[0]
+
+
+def test_threads_that_come_at_once_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def reply(text: str) -> str:
+        asked.append(text)
+        time.sleep(0.05)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", reply)
+    access = SourceAccess(Location("/data/atlas"), "ask")
+    with ThreadPoolExecutor(4) as pool:
+        found = {str(link.location) for link in pool.map(lambda _: access.open("../x.h5ad", "a"), range(4))}
+    assert found == {"/data/x.h5ad"}
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("answer", [True, False, {}, None, 1])

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -36,6 +37,7 @@ from raggedatlas.errors import (
     ArgumentError,
     AtlasError,
     CorruptError,
+    LimitError,
     NotFoundError,
     ReadOnlyError,
     SourceError,
@@ -47,6 +49,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.published import (
     HEAD,
     Head,
+    KeptBlocks,
     PackedFile,
     PublishedFiles,
     StoredFolder,
@@ -54,6 +57,7 @@ from raggedatlas.store.published import (
     plan_packs,
     write_index,
 )
+from raggedatlas.store.shards import cheap_gap
 from raggedatlas.store.web import WebFolder
 from support.atlases import write_results
 from support.object_store import Remote, WebServer, count_in_sequence
@@ -238,6 +242,15 @@ def test_a_process_that_opens_it_anew_compares_with_the_root_hash_too(changed: P
     republish(changed, head, {**places, path: place._replace(sha256=sha256)}, {place.pack: bytes(pack)})
     with pytest.raises(CorruptError, match="is not the file that the root hash"):
         other.query().to_anndata()
+
+
+def test_members_of_a_published_atlas_are_read_through_its_gateway(server: WebServer) -> None:
+    place = ra.open(server.address)._opened.location
+    arrays = place / "zarr_store"
+    key = next(key for key, _ in arrays.below())
+    assert (arrays / key).read_bytes() == place.child("zarr_store").read_bytes(key)
+    assert (place.child("zarr_store").parent / "zarr_store" / key).is_file()
+    assert place.parent == place
 
 
 def test_the_gateway_answers_nobody_who_does_not_know_its_bucket(server: WebServer) -> None:
@@ -1064,8 +1077,35 @@ def test_what_cannot_be_linked_is_refused(original: ra.RaggedAtlas, tmp_path: Pa
 
 def test_reads_of_stored_folders_are_checked(folder: Path) -> None:
     there = StoredFolder(ra.open(folder)._opened.location.__class__(str(folder)))
-    with pytest.raises(CorruptError, match="at most"):
+    with pytest.raises(LimitError, match="more than 10 bytes"):
         there.read(HEAD, 10)
+    with pytest.raises(NotFoundError):
+        there.read("none.json", 10)
+
+
+@pytest.mark.parametrize("name", ["load", "keep", "submit"])
+def test_nobody_waits_for_a_block_that_was_given_up(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong is raised where the blocks were asked for; who asks again gets them."""
+
+    def fails(*_: object) -> bytes:
+        raise MemoryError("no memory")
+
+    for limit in ("BLOCK", "_REQUEST_BYTES"):
+        monkeypatch.setattr(f"raggedatlas.store.published.{limit}", 4096)
+    files = PublishedFiles(StoredFolder(Location(str(folder))), KeptBlocks(tmp_path, 10**9))
+    files._held.entries.clear()
+    for kept in tmp_path.glob("*.block"):
+        kept.unlink()
+    pack = next(iter(files.head.packs))
+    with monkeypatch.context() as patched:
+        patched.setattr(ThreadPoolExecutor if name == "submit" else KeptBlocks, name, fails)
+        with pytest.raises(MemoryError, match="no memory"):
+            files._load(pack, range(3))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(files._load, pack, range(3))
+        assert b"".join(asked.result(30)) == (folder / pack).read_bytes()[: 3 * 4096]
 
 
 def test_an_atlas_is_published_into_a_bucket_and_cloned_into_another(
@@ -1118,6 +1158,33 @@ def test_listings_are_those_of_the_index(names: set[str], page: int) -> None:
         assert place.list_children() == sorted({name.partition("/")[0] for name in names if "/" in name})
     finally:
         gateway._PAGE = before
+
+
+def test_threads_that_come_at_once_open_the_files_once() -> None:
+    made: list[ListedFiles] = []
+
+    def make() -> PublishedFiles:
+        made.append(ListedFiles({}))
+        time.sleep(0.05)
+        return cast("PublishedFiles", made[-1])
+
+    server = gateway.Gateway("x", make)
+    elsewhere = gateway.Gateway.__new__(gateway.Gateway)
+    elsewhere.__setstate__(server.__getstate__())
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(files) for files in pool.map(lambda _: elsewhere.files, range(4))}) == 1
+    assert len(made) == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=12), st.integers(0, 60))
+def test_little_is_fetched_that_was_not_asked_for(parts: list[tuple[int, int]], most: int) -> None:
+    """Ranges are joined over gaps of any sizes, equal ones too, that together have a fifth of what is asked for at most."""
+    gaps, sizes = np.array(parts).T
+    starts = np.cumsum(gaps + sizes) - sizes
+    gap = cheap_gap(starts, starts + sizes, most)
+    assert gap <= most
+    between = starts[1:] - (starts + sizes)[:-1]
+    assert between[between <= gap].sum() <= 0.2 * sizes.sum()
 
 
 class ListedFiles:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SchemaError, StoreError
 from raggedatlas.model.records import Link, Span
-from raggedatlas.store.bundle import Bundle
+from raggedatlas.store.bundle import MEMBER_BYTES, Bundle
 from raggedatlas.store.codecs import (
     DTYPES,
     NO_BREAKS,
@@ -449,7 +449,8 @@ class ArrayWriter:
             self.shard_rows = max(1, count_chunks(self._runs)) * self.chunk_rows
         spec = self._spec(self.chunk_rows, self.shard_rows)
         metadata = json.dumps(array_metadata(spec), indent=2).encode()
-        if bundle is not None and self._runs and not self.n_shards:
+        n_bytes = sum(memoryview(run.data).nbytes for run in self._runs)
+        if bundle is not None and self._runs and not self.n_shards and n_bytes <= MEMBER_BYTES:
             key = f"{self.path}/{shard_key(self.row_shape, 0)}"
             added = bundle.add({key: self._compose(0, self._runs), f"{self.path}/zarr.json": metadata})
             if added is not None:

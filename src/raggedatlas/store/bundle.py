@@ -64,12 +64,12 @@ class Bundle:
         """Add files together, or none of them if they are too large.
 
         Keys of `files` are paths below the Zarr store, within the folder. Returns where each will be; None where
-        nothing was added.
+        nothing was added, as once the bundle was written.
         """
         contents = {path: joined(data) for path, data in files.items()}
         size = sum(len(data) for data in contents.values())
         with self._lock:
-            if size > MEMBER_BYTES or self._end + size > BUNDLE_BYTES:
+            if self.sha256 or size > MEMBER_BYTES or self._end + size > BUNDLE_BYTES:
                 return None
             added = {path: self._append(path, data) for path, data in contents.items()}
             self.spans |= added

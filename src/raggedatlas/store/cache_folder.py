@@ -105,10 +105,15 @@ class CacheFolder:
         return _taken_bytes(os.fstat(handle)) <= _KEPT_SHARE * self.n_bytes
 
     def make_room(self) -> None:
-        """If the files exceed the limit, remove the least recently used ones until the others take at most nine tenths of it."""
+        """If the files exceed the limit, remove the least recently used ones until the others take at most nine tenths of it.
+
+        A folder that another process has removed has nothing to be removed.
+        """
         assert self.folder is not None
-        held = []
-        for entry in os.scandir(self.folder):
+        held, entries = [], list[os.DirEntry[str]]()
+        with contextlib.suppress(OSError):
+            entries = [*os.scandir(self.folder)]
+        for entry in entries:
             with contextlib.suppress(OSError):
                 info = entry.stat(follow_symlinks=False)
                 if entry.name.endswith(f".{self.kind}"):

@@ -444,8 +444,8 @@ class BloscEncoder:
         plain = values.reshape(-1)
         if self.delta:
             plain = np.diff(plain, prepend=plain.dtype.type(0))
-        # Blosc shuffles by the item size of the buffer, so complex numbers are passed as their parts.
-        packed = blosc.compress(plain.view(f"u{min(self.itemsize, 8)}"), self.name.encode(), 5, blosc.SHUFFLE)
+        # Blosc shuffles by the item size of the buffer.
+        packed = blosc.compress(plain.view(f"u{self.itemsize}"), self.name.encode(), 5, blosc.SHUFFLE)
         return with_checksum(packed)
 
     def codecs(self) -> list[dict[str, Any]]:
@@ -487,6 +487,7 @@ ChunkEncoder: TypeAlias = BloscEncoder | PackedEncoder
 
 def _standard(dtype: np.dtype[Any], delta: str) -> ChunkEncoder:
     """Return the encoder of the profile every Zarr v3 reader can follow."""
+    # The parts of complex numbers are shuffled.
     return BloscEncoder(dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize)
 
 

@@ -162,7 +162,8 @@ def refuse_target(path: Location, *, overwrite: bool) -> None:
 def upload(local: Path, target: Location) -> None:
     """Upload a file, which appears when it is complete, or a folder, whose root metadata come last.
 
-    What was in the folder is removed before. If the store fails, what was uploaded of the folder is removed.
+    What was in the folder, and a file of its name, are removed before. If the store fails, what was uploaded of the
+    folder is removed.
     """
     if not local.is_dir():
         _put_file(target, local)
@@ -173,6 +174,8 @@ def upload(local: Path, target: Location) -> None:
     # One call for each rank: a store removes the objects of one call in any order.
     for rank in range(len(LAST), -1, -1):
         _delete_below(target, [key for at, key in old if at == rank])
+    # Readers would take a file of this name before the folder.
+    _delete_below(target, [""])
     sent: list[str] = []
 
     def send(key: str) -> None:

@@ -99,8 +99,9 @@ class DiskCache(CacheFolder):
             self.make_room()
 
     def forget(self, name: str) -> None:
-        """Remove what is held of a shard."""
-        self.file(_key(name)).unlink(missing_ok=True)
+        """Remove what is held of a shard, if the folder can be written."""
+        with contextlib.suppress(OSError):
+            self.file(_key(name)).unlink()
 
 
 def _key(name: str) -> str:
@@ -109,11 +110,13 @@ def _key(name: str) -> str:
 
 
 def _read_at(handle: int, n_bytes: int, offset: int) -> bytes:
-    """Read from an offset; Windows has no `pread`, and a handle is of one thread here."""
-    if hasattr(os, "pread"):
-        return os.pread(handle, n_bytes, offset)
-    os.lseek(handle, offset, os.SEEK_SET)
-    return os.read(handle, n_bytes)
+    """Read from an offset; nothing where the disk fails. Windows has no `pread`, and a handle is of one thread here."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "pread"):
+            return os.pread(handle, n_bytes, offset)
+        os.lseek(handle, offset, os.SEEK_SET)
+        return os.read(handle, n_bytes)
+    return b""
 
 
 def _write_at(handle: int, data: bytes | memoryview, offset: int) -> None:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import difflib
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -617,11 +618,11 @@ def value_from_json(value: Any) -> Any:  # noqa: ANN401  (any value that people 
     if not isinstance(value, Mapping):
         return plain_value(value)
     ((kind, text),) = value.items()
-    if kind == "datetime" and len(text) > len("2024-02-29T00:00:00.000000"):
+    if kind == "datetime" and re.search(r"\.\d{7}", text):
         # Only pandas' `Timestamp` has nanoseconds.
         from pandas import Timestamp
 
-        return Timestamp(text)
+        return plain_value(Timestamp(text))
     readers: dict[str, Callable[[Any], Any]] = {
         "date": dt.date.fromisoformat,
         "datetime": dt.datetime.fromisoformat,

@@ -37,7 +37,7 @@ class Gateway:
 
     def __init__(self, address: str, make: Callable[[], PublishedFiles]) -> None:
         self.address, self._make = address, make
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
         self._files: PublishedFiles | None = make()
         self._trusted: Mapping[str, str] | None = None
         self.bucket, self._port, self._process = uuid4().hex, 0, 0
@@ -51,17 +51,19 @@ class Gateway:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Use the server of the process that pickled it."""
-        vars(self).update(state, _files=None, _process=0, _lock=threading.Lock())
+        vars(self).update(state, _files=None, _process=0, _lock=threading.Lock(), _opening=threading.Lock())
 
     @property
     def files(self) -> PublishedFiles:
         """The files, opened where another process has them."""
-        if self._files is None:
-            made = self._make()
-            if self._trusted is not None:
-                made.trust(self._trusted)
-            self._files = made
-        return self._files
+        # Threads that answer requests come at once.
+        with self._opening:
+            if self._files is None:
+                made = self._make()
+                if self._trusted is not None:
+                    made.trust(self._trusted)
+                self._files = made
+            return self._files
 
     def trust(self, hashes: Mapping[str, str]) -> None:
         """Serve only files that have these hashes, path -> SHA-256, also where another process opens them anew."""

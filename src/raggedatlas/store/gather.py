@@ -315,7 +315,6 @@ class RowGatherer:
         # The -2 at the end of each map is what a column finds that the group does not have.
         ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
         self.complete = all(-1 not in m for m in ends)
-        # What this package has written names no column twice in a row; of other files that is seen only where columns are sorted.
         bounds = np.cumsum([0, *map(len, ends)])
         kept_maps = [m[m >= 0] for m in ends]
         monotone = np.array([bool((m[1:] > m[:-1]).all()) for m in kept_maps], np.uint8)
@@ -369,7 +368,8 @@ class RowGatherer:
                 at, total = rows.at, int(rows.at[-1])
                 indices = indices if layers else self.pool.take(total, _INT32)
                 layers[layer] = self.pool.take(total, self.dtypes[layer])
-                # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out and none is named twice.
+                # Without `counts` compiled code writes rows as stored, which is right only if it leaves no column out and none is named twice. What
+                # this package has written names none twice; of other files that is seen only where columns are sorted.
                 plain = self.complete and not sort and columns.ascends
                 counts = None if plain else np.zeros(len(group), np.int64)
                 out = Result(
@@ -473,7 +473,7 @@ def _cut(order: NDArray[np.int64], lengths: NDArray[np.int64], threads: int) -> 
 def _few_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.uint32], NDArray[np.int32], NDArray[np.int64]]:
     """List the kept columns, and what they map to, of packed groups that keep so few that searching is faster than mapping."""
     wanted, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    bounds = [0]
+    bounds, n = [0], 0
     for group in groups:
         kept = np.flatnonzero(group.column_map >= 0)
         if _SEARCH_BELOW * len(kept) <= len(group.column_map) and all(
@@ -481,7 +481,8 @@ def _few_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.uint32], NDArra
         ):
             wanted.append(kept)
             targets.append(group.column_map[kept])
-        bounds.append(sum(map(len, wanted)))
+            n += len(kept)
+        bounds.append(n)
     return np.concatenate(wanted).astype(np.uint32), np.concatenate(targets).astype(np.int32), np.array(bounds)
 
 

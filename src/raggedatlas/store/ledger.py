@@ -89,8 +89,9 @@ class Ledger:
     def __init__(self, location: Location) -> None:
         self._folder = _Checks.of_options(location.storage_options)
         self._place = location.uri if not location.is_local else str(location.path.absolute())
-        # Buckets of two servers may have one name.
-        servers = sorted(value for key, value in location.storage_options.items() if "endpoint" in key)
+        # Buckets of two servers may have one name, as may containers of two accounts.
+        told = ("aws_endpoint", "azure_storage_account_name")
+        servers = [location.storage_options[key] for key in told if key in location.storage_options]
         self._key = hashlib.sha256("\0".join([self._place, *servers]).encode()).hexdigest()[:32]
         self.found = dict[str, str]()
         # Whatever is wrong with the file, it then says nothing.

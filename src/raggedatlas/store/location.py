@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -186,7 +187,7 @@ class Location:
     def of(
         cls, address: "str | os.PathLike[str] | Location", storage_options: Mapping[str, str] | None = None
     ) -> "Location":
-        """Return the location of a store at an address passed by a user.
+        """Return the location of a store at an address passed by a user; options are added to those that a `Location` has.
 
         Raises
         ------
@@ -200,7 +201,10 @@ class Location:
                 f"Storage options are a mapping of names to texts, e.g. {{'aws_region': 'eu-central-1'}}; got a "
                 f"{type(storage_options).__name__}."
             )
-        place = address if isinstance(address, Location) else cls(os.fspath(address), dict(storage_options or {}))
+        options = dict(storage_options or {})
+        place = address if isinstance(address, Location) else cls(os.fspath(address))
+        if options:
+            place = replace(place, storage_options={**place.storage_options, **options})
         if place.is_web:
             raise StoreError(
                 f"{place} is on a web server, which takes nothing; expected a path, file://, s3://, gs:// or az://. A published atlas there is "
@@ -451,17 +455,17 @@ class Location:
         NotFoundError
             If there is no such object.
         """
-        if not key:
-            return self.path.read_bytes() if self.is_local else self.open().read()
+        if not key and not self.is_local:
+            return self.open().read()
         try:
-            with store_errors(f"read {self.uri}/{key}"):
+            with store_errors(f"read {self.uri}/{key}".rstrip("/")):
                 if self.is_local:
-                    return self._file(key).read_bytes()
+                    return (self._file(key) if key else self.path).read_bytes()
                 import obstore
 
                 return bytes(obstore.get(self.store(), _checked_key(self, key)).bytes())
         except FileNotFoundError:
-            raise NotFoundError(f"There is no {key!r} in {self.uri}.") from None
+            raise NotFoundError(f"There is no {key!r} in {self.uri}." if key else f"There is no file {self}.") from None
 
     def read_range(self, key: str, offset: int, n_bytes: int) -> bytes:
         """Return some bytes of one object.
@@ -566,8 +570,8 @@ class Location:
         inner = object.__new__(Location)
         # Not parsed: a name may hold what means something in an address.
         vars(inner).update(
-            uri=f"{str(top).rstrip('/')}/{below}" if below else top.uri, storage_options=self.storage_options, depth=0,
-            _block=self._block, _top=top, _below=below, _seen={},
+            uri=f"{str(top).rstrip('/')}/{below}" if below else top.uri, storage_options=self.storage_options, server=self.server,
+            depth=0, _block=self._block, _top=top, _below=below, _seen={},
         )  # fmt: skip
         return inner
 
@@ -578,6 +582,8 @@ class Location:
             top = self._top or self
             return top / self._below.rpartition("/")[0] if "/" in self._below else top
         whole = str(self).rstrip("/")
+        if self.server is not None:
+            return replace(self, uri=whole.rpartition("/")[0]) if self.prefix else self
         return Location(whole.rpartition("/")[0], self.storage_options) if whole.count("/") > 2 else self
 
     @property
@@ -851,7 +857,8 @@ def as_path(address: Address, storage_options: Mapping[str, str] | None = None) 
     """Return the path of an address: local, or in an object store or on a web server.
 
     `address` is a path (``~`` is expanded), ``file://``, or the address of an object store or web server;
-    `storage_options` are as of `Location`.
+    `storage_options` are as of `Location`. Of a `Location` only its own options count, as they are those of another
+    place often.
 
     Examples
     --------
@@ -1112,6 +1119,10 @@ def refuse_symlinks(location: Location) -> None:
             _refuse_links(str(location.checked_path()))
 
 
+_TICK_NS = 2 * 10**9
+"""Nanoseconds after which the next change of a folder has another time, in every file system."""
+
+
 def _refuse_links(folder: str) -> None:
     # Read before the scan: after a change during the scan the time differs, and the folder is listed again.
     changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - at every opening of a table
@@ -1127,7 +1138,9 @@ def _refuse_links(folder: str) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     inside.append(entry.path)
         cached = (changed, inside)
-        folders.put(folder, cached)
+        # Else the time may be the same after the next change.
+        if time.time_ns() - changed > _TICK_NS:
+            folders.put(folder, cached)
     for path in cached[1]:
         with contextlib.suppress(FileNotFoundError):
             _refuse_links(path)

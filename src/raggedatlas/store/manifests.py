@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -82,8 +81,9 @@ def compare_table(location: Location, digest: str, name: str) -> None:
     files = {path: entry for path, entry in _cached(location, digest).items() if path.startswith(folders)}
     if name in _MOST_BYTES and sum(entry.n_bytes for entry in files.values()) > _MOST_BYTES[name]:
         return
+    folder = location.checked_path()
     for path, entry in files.items():
-        file = Path(location.checked_path(), path)
+        file = folder / path
         with store_errors(f"read {file}"):
             changed_at = file.stat().st_mtime_ns
         if _digest(location, path, changed_at) != entry:

@@ -26,10 +26,10 @@ from typing import ClassVar, NamedTuple, Protocol
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, StoreError
+from raggedatlas.errors import AtlasError, CorruptError, LimitError, NotFoundError, StoreError
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.store.cache_folder import CacheFolder
-from raggedatlas.store.location import Location, write_pieces
+from raggedatlas.store.location import Location, read_blocks, write_pieces
 from raggedatlas.store.manifests import FileEntry
 from raggedatlas.store.runtime import LRUCache
 from raggedatlas.store.web import MOST_AT_ONCE
@@ -187,7 +187,7 @@ class Folder(Protocol):
         """Bytes that are fetched in the time of another request."""
 
     def read(self, name: str, most: int) -> bytes:
-        """Return all bytes of a file, which has at most so many."""
+        """Return all bytes of a file; `LimitError` if it has more than `most`."""
 
     def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
         """Return a range of a file of a size."""
@@ -211,12 +211,12 @@ class StoredFolder:
 
     def read(self, name: str, most: int) -> bytes:
         """Return all bytes of a file."""
-        data = self.location.read_bytes(name)
-        if len(data) > most:
-            raise CorruptError(
-                f"{self.address}/{name} has {len(data):,} bytes; a file of this kind has at most {most:,}."
-            )
-        return data
+        data = bytearray()
+        for piece in read_blocks(self.location, name):
+            data += piece
+            if len(data) > most:
+                raise LimitError(f"{self.address}/{name} has more than {most:,} bytes; a file of this kind has fewer.")
+        return bytes(data)
 
     def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
         """Return a range of a file."""
@@ -444,17 +444,22 @@ class PublishedFiles:
                     self._coming[key] = held = fresh[block] = Future()
                 found[block] = held
         lacking = []
-        for block, waiting in fresh.items():
-            data = None if self._cache is None else self._cache.load(_key(pack, block))
-            if data is None:
-                lacking.append(block)
-            else:
-                self._settle(pack, block, waiting, data)
-        runs = [[block for _, block in run] for _, run in groupby(enumerate(lacking), lambda item: item[1] - item[0])]
-        n = _REQUEST_BYTES // BLOCK
-        parts = [run[i : i + n] for run in runs for i in range(0, len(run), n)]
-        for part in parts[1:]:
-            self._threads.submit(self._fetch_blocks, pack, part, fresh)
+        try:
+            for block, waiting in fresh.items():
+                data = None if self._cache is None else self._cache.load(_key(pack, block))
+                if data is None:
+                    lacking.append(block)
+                else:
+                    self._settle(pack, block, waiting, data)
+            starts = enumerate(lacking)
+            runs = [[block for _, block in run] for _, run in groupby(starts, lambda item: item[1] - item[0])]
+            n = _REQUEST_BYTES // BLOCK
+            parts = [run[i : i + n] for run in runs for i in range(0, len(run), n)]
+            for part in parts[1:]:
+                self._threads.submit(self._fetch_blocks, pack, part, fresh)
+        except BaseException as error:
+            self._fail(pack, fresh, error)
+            raise
         if parts:
             self._fetch_blocks(pack, parts[0], fresh)
         return [one.result() if isinstance(one, Future) else one for one in found.values()]
@@ -464,24 +469,29 @@ class PublishedFiles:
         start, stop = blocks[0] * BLOCK, min((blocks[-1] + 1) * BLOCK, size)
         try:
             data = self._fetch(pack, start, stop)
-        except BaseException as error:  # noqa: BLE001  (who waits for the block gets it)
-            with self._lock:
-                for block in blocks:
-                    self._coming.pop((pack, block), None)
-            for block in blocks:
-                waiting[block].set_exception(error)
-            return
-        for i, block in enumerate(blocks):
-            piece = data[i * BLOCK : (i + 1) * BLOCK]
-            if self._cache is not None:
-                self._cache.keep(_key(pack, block), piece)
-            self._settle(pack, block, waiting[block], piece)
+            for i, block in enumerate(blocks):
+                piece = data[i * BLOCK : (i + 1) * BLOCK]
+                if self._cache is not None:
+                    self._cache.keep(_key(pack, block), piece)
+                self._settle(pack, block, waiting[block], piece)
+        except BaseException as error:
+            self._fail(pack, {block: waiting[block] for block in blocks}, error)
+            raise
 
     def _settle(self, pack: str, block: int, waiting: "Future[bytes]", data: bytes) -> None:
         with self._lock:
             self._held.put((pack, block), data)
-            self._coming.pop((pack, block), None)
-        waiting.set_result(data)
+            if self._coming.get((pack, block)) is waiting:
+                del self._coming[pack, block]
+                waiting.set_result(data)
+
+    def _fail(self, pack: str, waiting: Mapping[int, "Future[bytes]"], error: BaseException) -> None:
+        """Give an error to all who wait for those of some blocks that have not come."""
+        with self._lock:
+            for block, one in waiting.items():
+                if self._coming.get((pack, block)) is one:
+                    del self._coming[pack, block]
+                    one.set_exception(error)
 
 
 def _key(*parts: object) -> str:

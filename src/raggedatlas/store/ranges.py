@@ -24,7 +24,7 @@ BLOCK = 1 << 20
 SMALL_BLOCK = 1 << 14
 """Bytes of one block where only what a file says of itself is read, which lies all over it."""
 
-REQUEST_BYTES = 4 << 20
+_REQUEST_BYTES = 4 << 20
 """Most bytes of one request: neighbouring blocks are fetched together up to this size, larger spans by several requests at once."""
 
 BRIDGED_BYTES = 1 << 16
@@ -147,7 +147,7 @@ class Blocks:
             ahead += 1
         if any(self.holds(other) for other in range(block - near, block + near)):
             ahead = max(ahead, near)
-        n_blocks = min(max(n_blocks, ahead), (REQUEST_BYTES + LOADED_BYTES) // self.block)
+        n_blocks = min(max(n_blocks, ahead), (_REQUEST_BYTES + LOADED_BYTES) // self.block)
         stop = min(block + n_blocks, -(-self.size // self.block))
         own, *others = _spans([block, *(i for i in range(block + 1, stop) if not self.holds(i))], self.block)
         self._load(others)
@@ -200,8 +200,8 @@ class Blocks:
 
 
 def _spans(blocks: list[int], size: int) -> list[_Span]:
-    """Join neighbouring blocks of a size into requests of at most `REQUEST_BYTES`."""
-    most, gap = REQUEST_BYTES // size, BRIDGED_BYTES // size
+    """Join neighbouring blocks of a size into requests of at most `_REQUEST_BYTES`."""
+    most, gap = _REQUEST_BYTES // size, BRIDGED_BYTES // size
     spans: list[_Span] = []
     for block in blocks:
         if spans and block - spans[-1].last <= gap and block - spans[-1].first < most:

@@ -415,7 +415,9 @@ def _refuse_hollow(reader: ArrayReader, plan: ChunkPieces, linked: FileArray | N
     if linked is not None:
         stored = int(np.maximum(linked.table.sizes[linked.numbers(plan.chunks)], 16).sum())
     else:
-        stored = sum(reader.shard(int(number)).size for number in np.unique(plan.chunks // spec.chunks_per_shard))
+        numbers = np.unique(plan.chunks // spec.chunks_per_shard).tolist()
+        shards = map(reader.shard, numbers) if reader.folder is not None else map_requests(reader.shard, numbers)
+        stored = sum(shard.size for shard in shards)
     if stored * _MOST_ZERO_RATIO < n_bytes:
         raise LimitError(
             f"{reader.name} declares {spec.n_rows:,} rows; the {n_bytes:,} bytes asked for cannot come from {stored:,} "

@@ -94,10 +94,13 @@ class RecordFolder(CacheFolder):
 
                 if self.folder is not None:
                     self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    file = stack.enter_context(self.file(key).with_suffix(".lock").open("wb"))
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    # Who waits for this lock meanwhile finds the finished file.
-                    stack.callback(self.file(key).with_suffix(".lock").unlink, missing_ok=True)
+                    path, n_links = self.file(key).with_suffix(".lock"), 0
+                    # Who had the lock has removed the file, and others may have made and locked a new one.
+                    while not n_links:
+                        file = stack.enter_context(path.open("wb"))
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                        n_links = os.fstat(file.fileno()).st_nlink
+                    stack.callback(path.unlink, missing_ok=True)
             yield
 
     def write(

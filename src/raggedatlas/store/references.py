@@ -131,15 +131,7 @@ class References:
         """Read what `to_bytes` wrote; `where` names it in messages. A chunk outside of its object is a `CorruptError`, too."""
         try:
             return cls._parse(data)
-        except (
-            pa.ArrowException,
-            KeyError,
-            ValueError,
-            TypeError,
-            IndexError,
-            OverflowError,
-            UnicodeDecodeError,
-        ) as error:
+        except (pa.ArrowException, KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
             raise CorruptError(
                 f"The references in {where} are damaged: {error}. Restore the file from a copy, or link the dataset again."
             ) from error

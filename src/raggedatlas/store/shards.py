@@ -324,7 +324,9 @@ def cheap_gap(starts: NDArray[np.int64], ends: NDArray[np.int64], most: int) -> 
     """
     order = np.argsort(starts)
     gaps = np.sort(np.clip(starts[order][1:] - np.maximum.accumulate(ends[order])[:-1], 0, None))
-    cheap = gaps[np.cumsum(gaps) <= _SPARE_SHARE * int((ends - starts).sum())]
+    # All gaps of a size are fetched or none.
+    fetched = np.cumsum(gaps)[np.searchsorted(gaps, gaps, side="right") - 1]
+    cheap = gaps[fetched <= _SPARE_SHARE * int((ends - starts).sum())]
     return int(min(cheap.max(initial=0), most))
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,9 @@ RULES = ("allow", "deny", "ask")
 
 COPIES = "linked.json"
 """File in the Zarr store of a mirror that lists the linked files of which it has complete copies."""
+
+_ASKING = threading.RLock()
+"""Held while it is decided whether a source may be read; by all atlases, as they share a terminal."""
 
 _PLAIN_PARAMETERS = frozenset({"download", "dl", "raw", "versionid"})
 """Parameters of a web address that are no secret; any other may be a signature, which must not be stored."""
@@ -70,7 +74,10 @@ class SourceAccess:
     def open(self, source: str, dataset: str) -> LinkedSource:
         """Return a source, found by its recorded address, if it may be read."""
         if source not in self._known:
-            self._known[source] = self._decide(source)
+            # Threads read several sources at once, and a person answers once.
+            with _ASKING:
+                if source not in self._known:
+                    self._known[source] = self._decide(source)
         place = self._known[source]
         if place is None:
             raise StoreError(

@@ -170,7 +170,7 @@ def negation(condition: str) -> str:
 def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
     """Write a value as an SQL literal: text, a bool, a number, a datetime or date, or the NumPy scalar of one.
 
-    What `plain_value` refuses is refused here, too.
+    What `plain_value` refuses is refused here, too, and spans of time.
 
     Examples
     --------
@@ -193,7 +193,9 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
         return f"timestamp(9) '{text}'" if has_nanoseconds else f"timestamp '{text}'"
     if isinstance(value, dt.date):
         return f"date '{value.isoformat()}'"
-    return "'" + str(value).replace("'", "''") + "'"
+    if not isinstance(value, str):
+        raise QueryError(f"Only a column of spans of time can be compared with {value!r} ({type(value).__name__}).")
+    return "'" + value.replace("'", "''") + "'"
 
 
 def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
@@ -238,7 +240,12 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
     '`n` >= 3'
     """
     value = plain_value(value)
-    family = column.family
+    family, has_time = column.family, False
+    if family == "date" and isinstance(value, dt.datetime | np.datetime64):
+        # pandas' `Timestamp` has nanoseconds, which NumPy's constructor would drop.
+        exact = value.to_datetime64() if hasattr(value, "to_datetime64") else np.datetime64(value)
+        midnight = exact.astype("datetime64[D]")
+        has_time, value = bool(exact != midnight), midnight.item()
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         "text": isinstance(value, str),
@@ -259,13 +266,11 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
         return _compare_integer(column, operator, _in_units(value, column.type.unit))
     if family == "float":
         return _compare_float(column, operator, value)
-    if family == "date" and isinstance(value, dt.datetime):
-        value, time = value.date(), value - type(value)(value.year, value.month, value.day)
-        if time:
-            if operator in {"=", "<>"}:
-                return _always(column, holds=operator == "<>")
-            # A date before noon of a day is that day or an earlier one, and a date after it is a later one.
-            operator = "<=" if operator in {"<", "<="} else ">"
+    if has_time:
+        if operator in {"=", "<>"}:
+            return _always(column, holds=operator == "<>")
+        # A date before noon of a day is that day or an earlier one, and a date after it is a later one.
+        operator = "<=" if operator in {"<", "<="} else ">"
     return f"{column.sql} {operator} {quote_literal(value)}"
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_name
@@ -109,11 +110,19 @@ class Latest:
 
 
 @dataclass(frozen=True)
-class TableRows:
+class Tables:
     """The tables of one atlas: at their tip, pinned to one snapshot, or in a session.
 
     In a session, which `hold` and `resume` begin, unpinned tables stay open, at the version that was the newest or that
     the last commit through this object made, and what was read of manifests is shared.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas.store.location import Location
+    >>> tables = Tables(Location(tempfile.mkdtemp()))
+    >>> tables.names()
+    []
     """
 
     location: Location  # the folder ``lance_db``
@@ -601,7 +610,7 @@ class TableRows:
             table = self.open_to_change(name, read_version)
             addresses = find(table).to_numpy()
             # A filter that lists 300,000 values takes Lance half a minute, one over an index with holes seconds (see `index_serves`).
-            owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
+            owner, offset = split_addresses(addresses)
             touched = set(np.unique(owner).tolist())
             changed = {
                 fragment.fragment_id: fragment.delete_rows(offset[owner == fragment.fragment_id].tolist())
@@ -709,7 +718,8 @@ class TableRows:
                 # The next attempt must see all that the other writer did, in other tables too.
                 self.refresh()
                 self._refuse_purge(name)
-                time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
+                if attempt + 1 < _ATTEMPTS:
+                    time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
             except (NotFoundError, StoreError):
                 # A purge has deleted files of versions that a session holds.
                 if not self.refresh():
@@ -747,97 +757,6 @@ class TableRows:
         except ConflictError:
             return False
         return True
-
-
-def index_serves(table: "lance.LanceDataset", where: str | None) -> bool:
-    """Return whether Lance is to look for an index before it scans the columns of a filter.
-
-    Lance finds each row that an index names in the list of row ids of its fragment. Where rows were deleted between the
-    others (by deletion of cells, or of a dataset among others that were compacted with it), that is a bitmap that Lance
-    counts through from its beginning, for every single row: seconds for 100,000 rows, where a scan takes milliseconds.
-    """
-    if where is None or not _GROUPS.search(where):
-        return True
-    return not any(_has_holes(fragment) for fragment in table.get_fragments())
-
-
-def _at_once(location: Location, table: "lance.LanceDataset") -> dict[str, Any]:
-    """Return scan options: for a small table in an object store, read all columns together with those of the filter instead of afterwards."""
-    return {} if location.is_local or table.count_rows() > _SMALL_ROWS else {"late_materialization": False}
-
-
-def _has_holes(fragment: "lance.LanceFragment") -> bool:
-    # Row ids without holes are one range of some bytes; long lists of them are in a file of their own.
-    meta = fragment.metadata.row_id_meta
-    ids = "" if meta is None else meta.json()
-    return len(ids) > _SHORT or "External" in ids
-
-
-def indexes_of(table: "lance.LanceDataset") -> list[dict[str, Any]]:
-    """List the name and columns of each index."""
-    return [{"name": i.name, "fields": [str(f) for f in i.field_names]} for i in table.describe_indices()]
-
-
-def walk(
-    tables: TableRows,
-    name: str,
-    columns: Sequence[str],
-    where: str | None = None,
-    *,
-    use_index: bool = True,
-    addresses: bool = False,
-) -> Iterator[pa.RecordBatch]:
-    """Walk over some columns of rows as they are stored, and their `ROW_ID`, in as little memory as that takes.
-
-    `columns`, `where` and errors are as in `TableRows.read`; `addresses` adds `ROW_ADDRESS`. Rows come in the order of
-    the files, which is table order until some were updated. Indexes serve filters that few rows pass.
-    """
-    table = tables.open(name)
-    with filter_errors(where, table):
-        # On a disk, reading ahead would take more memory than all that is kept of a column. In an object store each fragment takes a
-        # request, so several are read at the same time.
-        for batch in table.scanner(
-            columns=list(columns),
-            filter=parenthesized(where),
-            with_row_id=True,
-            with_row_address=addresses,
-            batch_readahead=2,
-            fragment_readahead=1 if tables.location.is_local else 8,
-            **_at_once(tables.location, table),
-            io_buffer_size=_WALK_BUFFER,
-            scan_in_order=True,
-            use_scalar_index=use_index and index_serves(table, where),
-        ).to_batches():
-            yield check_rows(batch, table.uri)
-
-
-def plain(rows: pa.Table) -> pa.Table:
-    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance.
-
-    Examples
-    --------
-    >>> plain(pa.table({"t": pa.array(["B", "T"]).dictionary_encode()})).schema.field("t").type
-    DataType(string)
-    """
-    for i, column in enumerate(rows.schema):
-        if pa.types.is_dictionary(column.type):
-            value = column.with_type(column.type.value_type)
-            rows = rows.set_column(i, value, rows.column(i).cast(value.type))
-    return rows
-
-
-@dataclass(frozen=True)
-class Tables(TableRows):
-    """The tables of one atlas: rows, and what keeps them in order. `TableRows` describes the fields.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from raggedatlas.store.location import Location
-    >>> tables = Tables(Location(tempfile.mkdtemp()))
-    >>> tables.names()
-    []
-    """
 
     def fill_columns(self, name: str, make: "Callable[[Tables], pa.RecordBatchReader | None]") -> None:
         """Add columns with a value in every row, in one commit.
@@ -1019,7 +938,84 @@ class Tables(TableRows):
 
     def indices(self, name: str) -> dict[str, list[str]]:
         """List the indexes of a table: name -> columns."""
-        return {i["name"]: list(i["fields"]) for i in indexes_of(self.open(name))}
+        return {index.name: [str(f) for f in index.field_names] for index in self.open(name).describe_indices()}
+
+
+def split_addresses(addresses: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the fragment of each row address, and the place of the row in it."""
+    return addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
+
+
+def index_serves(table: "lance.LanceDataset", where: str | None) -> bool:
+    """Return whether Lance is to look for an index before it scans the columns of a filter.
+
+    Lance finds each row that an index names in the list of row ids of its fragment. Where rows were deleted between the
+    others (by deletion of cells, or of a dataset among others that were compacted with it), that is a bitmap that Lance
+    counts through from its beginning, for every single row: seconds for 100,000 rows, where a scan takes milliseconds.
+    """
+    if where is None or not _GROUPS.search(where):
+        return True
+    return not any(_has_holes(fragment) for fragment in table.get_fragments())
+
+
+def _at_once(location: Location, table: "lance.LanceDataset") -> dict[str, Any]:
+    """Return scan options: for a small table in an object store, read all columns together with those of the filter instead of afterwards."""
+    return {} if location.is_local or table.count_rows() > _SMALL_ROWS else {"late_materialization": False}
+
+
+def _has_holes(fragment: "lance.LanceFragment") -> bool:
+    # Row ids without holes are one range of some bytes; long lists of them are in a file of their own.
+    meta = fragment.metadata.row_id_meta
+    ids = "" if meta is None else meta.json()
+    return len(ids) > _SHORT or "External" in ids
+
+
+def walk(
+    tables: Tables,
+    name: str,
+    columns: Sequence[str],
+    where: str | None = None,
+    *,
+    use_index: bool = True,
+    addresses: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Walk over some columns of rows as they are stored, and their `ROW_ID`, in as little memory as that takes.
+
+    `columns`, `where` and errors are as in `Tables.read`; `addresses` adds `ROW_ADDRESS`. Rows come in the order of
+    the files, which is table order until some were updated. Indexes serve filters that few rows pass.
+    """
+    table = tables.open(name)
+    with filter_errors(where, table):
+        # On a disk, reading ahead would take more memory than all that is kept of a column. In an object store each fragment takes a
+        # request, so several are read at the same time.
+        for batch in table.scanner(
+            columns=list(columns),
+            filter=parenthesized(where),
+            with_row_id=True,
+            with_row_address=addresses,
+            batch_readahead=2,
+            fragment_readahead=1 if tables.location.is_local else 8,
+            **_at_once(tables.location, table),
+            io_buffer_size=_WALK_BUFFER,
+            scan_in_order=True,
+            use_scalar_index=use_index and index_serves(table, where),
+        ).to_batches():
+            yield check_rows(batch, table.uri)
+
+
+def plain(rows: pa.Table) -> pa.Table:
+    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance.
+
+    Examples
+    --------
+    >>> plain(pa.table({"t": pa.array(["B", "T"]).dictionary_encode()})).schema.field("t").type
+    DataType(string)
+    """
+    for i, column in enumerate(rows.schema):
+        if pa.types.is_dictionary(column.type):
+            value = column.with_type(column.type.value_type)
+            rows = rows.set_column(i, value, rows.column(i).cast(value.type))
+    return rows
 
 
 def manifest_path(version: int) -> str:

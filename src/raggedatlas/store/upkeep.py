@@ -7,13 +7,18 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from raggedatlas.errors import ConflictError, CorruptError
 from raggedatlas.store.runtime import map_decode
 from raggedatlas.store.sql import parenthesized
-from raggedatlas.store.storage_errors import FILE_FORMAT, filter_errors, lance_errors, lance_kind
-from raggedatlas.store.tables import WHOLE_VALUES, Tables
+from raggedatlas.store.storage_errors import (
+    FILE_FORMAT,
+    LANCE_ERRORS,
+    filter_errors,
+    is_panic,
+    lance_errors,
+    lance_kind,
+)
+from raggedatlas.store.tables import WHOLE_VALUES, Tables, split_addresses
 
 if TYPE_CHECKING:
     import lance
@@ -143,7 +148,10 @@ def _read(table: "lance.LanceDataset", fragments: "Sequence[lance.LanceFragment]
         return True
     try:
         n_rows = sum(int(b.num_rows) for b in table.scanner(fragments=fragments).to_batches())
-    except (OSError, ValueError, RuntimeError):
+    except BaseException as error:
+        # A panic of Lance is no `Exception`.
+        if not is_panic(error) and not isinstance(error, LANCE_ERRORS):
+            raise
         return False
     return n_rows == sum(int(f.count_rows()) for f in fragments)
 
@@ -367,7 +375,7 @@ class RowRemoval:
             use_scalar_index=False,
         )
         addresses = scan.to_table().column("_rowaddr").to_numpy()
-        owner, offset = addresses >> np.uint64(32), addresses & np.uint64(2**32 - 1)
+        owner, offset = split_addresses(addresses)
         left_over: list[str] = []
 
         def one(fragment: "lance.LanceFragment") -> _Rest:

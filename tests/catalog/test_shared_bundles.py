@@ -18,7 +18,7 @@ from raggedatlas.catalog.catalog import DATASETS, shares_bundles
 from raggedatlas.catalog.snapshots import diff_files
 from raggedatlas.errors import AtlasError, ConflictError
 from raggedatlas.store.bundle import SHARED
-from raggedatlas.store.tables import TableRows
+from raggedatlas.store.tables import Tables
 from support.atlases import small_anndata
 
 N_CELLS, SPACE = 20, "gene_expression"
@@ -297,15 +297,15 @@ def test_a_commit_whose_response_is_lost_keeps_the_bundle(
     atlas: ra.RaggedAtlas, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
     """Whether the next attempt succeeds or all seem to fail, the records name a bundle that is there."""
-    merge, left = TableRows.merge, [lost]
+    merge, left = Tables.merge, [lost]
 
-    def lose(self: TableRows, *args: Any, **kwargs: Any) -> None:
+    def lose(self: Tables, *args: Any, **kwargs: Any) -> None:
         merge(self, *args, **kwargs)
         left[0] -= 1
         if left[0] >= 0:
             raise ConflictError("another writer was faster")
 
-    monkeypatch.setattr(TableRows, "merge", lose)
+    monkeypatch.setattr(Tables, "merge", lose)
     monkeypatch.setattr("raggedatlas.store.tables.time.sleep", lambda _: None)
     atlas.optimize()
     assert len(shared(atlas)) == 1

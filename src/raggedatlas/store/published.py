@@ -510,17 +510,12 @@ def plan_packs(files: Iterable[tuple[str, int, str]], most: int) -> dict[str, li
     >>> [len(paths) for paths in plan_packs([("a", 3, ""), ("b", 3, ""), ("c", 9, "")], 6).values()]
     [2, 1]
     """
-    packs: dict[str, list[str]] = {}
-    part: list[tuple[str, int, str]] = []
-
-    def close() -> None:
-        if part:
-            packs[f"data-{_key(*part)[:16]}.pack"] = [path for path, _, _ in part]
-            part.clear()
-
+    parts: list[list[tuple[str, int, str]]] = []
+    n_bytes = 0
     for file in files:
-        if sum(n for _, n, _ in part) + file[1] > most:
-            close()
-        part.append(file)
-    close()
-    return packs
+        if not parts or n_bytes + file[1] > most:
+            parts.append([])
+            n_bytes = 0
+        parts[-1].append(file)
+        n_bytes += file[1]
+    return {f"data-{_key(*part)[:16]}.pack": [path for path, _, _ in part] for part in parts}

@@ -2,6 +2,7 @@
 
 import shutil
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
+from raggedatlas.store.location import Location
 from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors import writer as placing
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
@@ -30,7 +32,8 @@ from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes
 from raggedatlas.wings.vectors.storage import codecs as draco
 from raggedatlas.wings.vectors.storage import layouts as families
 from raggedatlas.wings.vectors.storage.codecs import encode_fragments, encode_manifests
-from raggedatlas.wings.vectors.writer import write
+from raggedatlas.wings.vectors.storage.layouts import File
+from raggedatlas.wings.vectors.writer import publish_files, write
 from support.geometry_stores import (
     CUT,
     LAYOUTS,
@@ -194,6 +197,19 @@ def test_places_and_words(tmp_path: Path) -> None:
         bad = make_geometry(replace(cloud(), vertex_attributes={name: np.zeros(40)}), CUT)
         with pytest.raises(NameRefusedError):
             write(bad, tmp_path / "t")
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_store_that_appears_while_another_is_written_stays(tmp_path: Path) -> None:
+    """What another process puts at the target after the look for it is refused like what was there before, and is not replaced."""
+
+    def files() -> Iterator[File]:
+        yield "zarr.json", [b"{}"]
+        write(make_geometry(cloud(), CUT), tmp_path / "s")
+
+    with pytest.raises(DuplicateError, match="overwrite"):
+        publish_files(Location.of(tmp_path / "s"), files(), overwrite=False)
+    assert open_vectors(tmp_path / "s").read().n_vertices == 40
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 

@@ -51,7 +51,7 @@ from raggedatlas.wings.vectors.converters.content import table_content
 from raggedatlas.wings.vectors.converters.convert import ENDINGS, REORDERED, read_file, write_file
 from raggedatlas.wings.vectors.converters.geospatial import frame_content
 from raggedatlas.wings.vectors.reader import open_vectors
-from raggedatlas.wings.vectors.shapes import Attribute, Shapes, take_objects
+from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes, take_objects
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import Slide, make_slide, spots
 
@@ -218,6 +218,12 @@ REFUSED: dict[str, tuple[Refusal, type[AtlasError], str]] = {
     "bad name": (lambda s: (s.outlines, {"name": "a-b"}), AtlasError, "cannot be a geometry's"),
     "points without objects": (lambda s: (s.transcripts, {}), SourceError, "points without objects"),
     "unknown owner": (lambda s: (s.transcripts, {"cells": "cell"}), NotFoundError, "no attribute 'cell'"),
+    "cells of what is no points": (
+        lambda s: (
+            replace(s.outlines, kind="graph", links=np.array([[0, 1]]), vertex_attributes={"cell": np.arange(320)}), {"cells": "cell"},
+        ),
+        SourceError, "would take a graph apart; leave it out",
+    ),
     "unknown gene": (lambda s: (s.transcripts, {"cells": "cell_id", "counts": True, "genes": "g"}), NotFoundError, "no attribute 'g'"),
     "counts of linked cells": (
         lambda s: (s.transcripts, {"cells": "cell_id", "counts": True, "link": "segment_id"}), SourceError, "leave one out",
@@ -273,6 +279,29 @@ def test_the_same_shapes_are_known_again(atlas: RaggedAtlas, slide: Slide, templ
     third = atlas.add(slide.outlines, on_duplicate="replace", **LINKED)
     assert third.column == BOUNDARY
     assert pointer_columns(atlas._catalog.tables.schema(CELLS)).keys() == {"gene_expression", BOUNDARY}
+
+
+MEMBERS = np.array([0, 2]), np.array([100, 101])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"object_attributes": {"area": Attribute(np.ones((20, 2)), present=np.arange(20) > 3)}},
+        {"object_attributes": {"area": Attribute(np.ones((20, 2)), ("before", "after"))}},
+        {"groups": Groups(*MEMBERS)},
+        {"groups": Groups(*MEMBERS, {"name": Attribute(np.array(["left"]))})},
+    ],
+)
+def test_shapes_that_differ_anywhere_are_not_the_same(
+    atlas: RaggedAtlas, slide: Slide, changes: dict[str, Any]
+) -> None:
+    """Missing values, names of channels and groups are stored too: with others shapes are no duplicate to skip, and the error says what helps."""
+    first = replace(slide.outlines, object_attributes={"area": Attribute(np.ones((20, 2)))})
+    atlas.add(first, **LINKED)
+    with pytest.raises(DuplicateError, match="on_duplicate='replace'"):
+        atlas.add(replace(first, **changes), on_duplicate="skip", **LINKED)
+    assert atlas.add(first, on_duplicate="skip", **LINKED).status == "skipped"
 
 
 @pytest.mark.long

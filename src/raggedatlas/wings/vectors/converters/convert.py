@@ -43,9 +43,9 @@ class Converter:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "csv": Converter((".csv", ".tsv"), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.csv_losses),
+    "csv": Converter((".csv", ".tsv"), tables.read_csv, tables.write_csv, tables.TABLE_HOLDING, tables.csv_losses),
     "parquet": Converter(
-        (".parquet",), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.table_losses
+        (".parquet",), tables.read_parquet, tables.write_parquet, tables.TABLE_HOLDING, tables.table_losses
     ),
     "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING, meshes.obj_losses),
     "ply": Converter((".ply",), meshes.read_ply, meshes.write_ply, meshes.PLY_HOLDING, meshes.ply_losses),

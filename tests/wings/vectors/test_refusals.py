@@ -1,5 +1,6 @@
 """Bad input is refused by name before anything is written, and stores that cannot be read are never read as empty."""
 
+import re
 import shutil
 import tracemalloc
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors import writer as placing
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Level
+from raggedatlas.wings.vectors.inspection import inspect
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes
 from raggedatlas.wings.vectors.storage import codecs as draco
@@ -274,14 +276,64 @@ def test_stores_of_other_generations_are_refused(tmp_path: Path, layout: str) ->
         ({"object_index_convention": "x"}, "object_index_convention"),
         ({"cross_chunk_strategy": "x"}, "cross_chunk_strategy"),
         ({"cross_level_storage": "x"}, "cross_level_storage"),
+        ({"cross_level_depth": "x"}, "cross_level_depth is 'x'"),
+        ({"cross_level_depth": float("inf")}, "cross_level_depth is inf"),
+        ({"geometry_types": 7}, "geometry_types is 7"),
+        ({"geometry_types": "mesh"}, "geometry_types is 'mesh'"),
+        ({"format_capabilities": True}, "format_capabilities is True"),
+        ({"required_capabilities": 1}, "required_capabilities is 1"),
+        ({"chunk_shape": 3}, "list of numbers"),
+        ({"chunk_shape": "123"}, "list of numbers"),
+        ({"chunk_shape": [3, 3, 10**400]}, "list of numbers"),
+        ({"base_bin_shape": [3, 0, 3]}, "positive"),
     ],
 )
 def test_roots_that_do_not_hold_are_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     """Item 96: required keys, enumerations, axes and divisibility of the root."""
     stored(tmp_path / "s", "cloud")
     edit_root(tmp_path / "s", **changes)
-    with pytest.raises((CorruptError, SourceError), match=says):
-        open_vectors(tmp_path / "s")
+    for look in (open_vectors, inspect):
+        with pytest.raises(CorruptError, match=says):
+            look(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "changes"),
+    [
+        ("0", ("zarr_vectors_level",), {"chunk_shape": "abc"}),
+        ("0", ("zarr_vectors_level",), {"chunk_shape": [3, 3]}),
+        ("0", ("zarr_vectors_level",), {"vertex_count": float("inf")}),
+        ("0/links/0", (), {"link_width": "x"}),
+        ("0/links/0", (), {"link_width": float("inf")}),
+        ("0/cross_chunk_links/0", (), {"link_width": 0}),
+        ("0/cross_chunk_links/0", (), {"num_links": [1]}),
+        ("0/groups", (), {"num_groups": "x"}),
+        ("0/vertex_attributes/b", (), {"channel_names": -1}),
+        ("0/vertex_attributes/b", (), {"shape": [10**30]}),
+    ],
+)
+def test_damaged_metadata_are_refused_by_every_reading(
+    tmp_path: Path, path: str, names: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    """Numbers and lists that are none of a level or an array are told as damage of this store, in a tree without an exception."""
+    values = {"b": np.arange(40)}
+    shapes = replace(mesh(), groups=Groups(np.array([0, 2]), mesh().ids[:2]), vertex_attributes=values)
+    stored(tmp_path / "s", shapes, layout="0.7")
+    edit_block(tmp_path / "s", path, *names, **changes)
+    with pytest.raises(CorruptError, match=re.escape(str(tmp_path))):
+        open_vectors(tmp_path / "s").read(budget=10**6)
+    edit(tmp_path / "s", path, lambda node: node.update(attributes="x"))
+    with pytest.raises(CorruptError, match="attributes"):
+        open_vectors(tmp_path / "s").read()
+    assert "UNREADABLE" in str(inspect(tmp_path / "s"))
+
+
+def test_folders_that_are_no_levels(tmp_path: Path) -> None:
+    """A folder named by a superscript digit, which Python counts as a digit but not as a number, is passed over."""
+    stored(tmp_path / "s", "cloud")
+    (tmp_path / "s" / "²").mkdir()
+    assert open_vectors(tmp_path / "s").n_levels == 1
+    assert [child.name for child in inspect(tmp_path / "s").root.children] == ["0"]
 
 
 def test_what_is_gone_is_told(tmp_path: Path) -> None:

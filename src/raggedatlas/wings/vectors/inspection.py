@@ -15,7 +15,7 @@ from raggedatlas.wings.vectors.geometry import parse_root
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
 # What damaged metadata may raise while it is parsed; the element then shows the message.
-_UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+_UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
         raise NotFoundError(f"There is no geometry store at {place.uri}: it has no zarr.json.")
     root = parse_root(node_attributes(node), place.uri)
     geometry = root.geometry
-    names = sorted((name for name in files.children("") if name.isdigit()), key=int)
     axes = " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
     words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({axes})"]
     for title, edges in (("chunks", geometry.chunk_shape), ("bins", geometry.bin_shape)):
@@ -86,7 +85,7 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
         words.append(f"ids by {geometry.index_convention}")
     if geometry.capabilities:
         words.append("capabilities " + ", ".join(geometry.capabilities))
-    tree = Element("", "", ", ".join(words), "group", children=tuple(_level(files, name) for name in names))
+    tree = Element("", "", ", ".join(words), "group", children=tuple(_level(files, str(n)) for n in files.levels()))
     top = _with_sizes(tree, _sizes(place))
     return VectorInspection(
         path=place.uri,

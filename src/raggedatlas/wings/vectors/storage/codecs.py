@@ -568,7 +568,7 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
     """Return one Draco bit stream per chunk; the order of vertices and faces is preserved. Links must be triangles."""
     library = _draco_library()
     if width not in (None, 3):
-        raise CorruptError(f"Draco encodes triangles; these links have {width} ends. Use the encoding 'raw'.")
+        raise SourceError(f"Draco encodes triangles; these links have {width} ends. Use the encoding 'raw'.")
     cells = []
     for c in range(len(level.chunks)):
         points = level.positions[level.bounds[c] : level.bounds[c + 1]].astype(np.float32)

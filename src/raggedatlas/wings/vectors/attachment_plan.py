@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class GeometrySource:
     left: tuple[str, ...] = ()  # what was not read of the file, and whether its vertices are renumbered, one line each
     index: str = OBJECT_ID  # name of the ids in the file: of the index of a frame
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Least and greatest corner of every object, (B, D) each; NaN where it has no vertex."""
         return object_bounds(self.shapes)

@@ -174,8 +174,8 @@ class LevelReader:
     def keys(self) -> KeyLookup:
         """The chunks with vertices."""
         keys = np.zeros((0, 0), np.int64) if self.vertices is None else self.vertices.keys
-        # Folders of no chunk tell no number of parts.
-        return KeyLookup(keys if len(keys) else np.zeros((0, len(self.chunk_shape)), np.int64))
+        # In layout 0.7 a level without chunks does not tell how many parts their keys would have.
+        return KeyLookup(keys if keys.shape[1] else np.zeros((0, len(self.chunk_shape)), np.int64))
 
     @cached_property
     def links_path(self) -> str:
@@ -453,7 +453,7 @@ class ObjectIndex:
     @cached_property
     def n_dims(self) -> int:
         """Number of coordinates of a chunk in a manifest."""
-        width = self.level.keys.keys.shape[1]
+        width = int(self.level.keys.keys.shape[1])
         n_dims = self.block.get("sid_ndim") or width
         if n_dims != width:
             raise CorruptError(

@@ -514,6 +514,15 @@ def test_fragments_that_name_no_row_are_refused(
             ask()
 
 
+def test_draco_takes_triangles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faces of four corners are a fault of what is given, not of a store, and nothing is written of them."""
+    monkeypatch.setattr(draco, "_draco_library", lambda: None)
+    squares = Shapes("mesh", walk(4), links=np.array([[0, 1, 2, 3]]))
+    with pytest.raises(SourceError, match="Draco encodes triangles"):
+        write(make_geometry(squares, replace(CUT, encoding="draco")), tmp_path / "s")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Item 14: meshes in Draco come back within their quantisation, faces and attributes in order, by both layouts; without the library it is said."""
     pytest.importorskip("DracoPy", reason="the extra draco is not installed")

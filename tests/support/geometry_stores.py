@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raggedatlas.store.location import write_pieces
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.geometry import Geometry
 from raggedatlas.wings.vectors.reader import VectorStore, open_vectors
 from raggedatlas.wings.vectors.shapes import Shapes
+from raggedatlas.wings.vectors.storage.codecs import HEADER_BYTES, Bytes, from_bytes, locate_fragments
 from raggedatlas.wings.vectors.storage.layouts import File
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import ALL, EDGE
@@ -77,3 +81,37 @@ def put(store: Path, path: str, files: Iterable[File]) -> None:
 def data_files(folder: Path) -> list[Path]:
     """Return the files of chunks below a folder."""
     return sorted(file for file in folder.rglob("*") if file.is_file() and file.name != "zarr.json")
+
+
+class FragmentIndex:
+    """Random access to the fragments of one chunk, a ZVFG blob, as readers of rows locate them."""
+
+    def __init__(self, blob: Bytes) -> None:
+        self.blob = np.ascontiguousarray(blob)
+        locate_fragments(self.blob, np.zeros(0, np.int64), 0, np.zeros((0, 3), np.int64))
+        self.n_fragments, self.n_ranges = (int(value) for value in self.blob[8:HEADER_BYTES].copy().view("<u4"))
+
+    def _span(self, f: int) -> tuple[int, int, int]:
+        """Return the first row of a range or -1, the byte offset of a list, and the number of rows."""
+        spans = np.empty((1, 3), np.int64)
+        # The number of rows of the chunk is not known here, so ranges are not checked against it.
+        locate_fragments(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
+        first, byte, count = spans[0].tolist()
+        return first, byte, count
+
+    def is_range(self, f: int) -> bool:
+        """Return whether fragment `f` is a range."""
+        return self._span(f)[0] >= 0
+
+    def range(self, f: int) -> tuple[int, int]:
+        """Return start and count of a range."""
+        first, _, count = self._span(f)
+        assert first >= 0
+        return first, count
+
+    def indices(self, f: int) -> NDArray[np.int64]:
+        """Return the rows of a fragment, with ranges expanded."""
+        first, byte, count = self._span(f)
+        if first >= 0:
+            return np.arange(first, first + count)
+        return from_bytes(self.blob[byte : byte + 8 * count], np.int64)

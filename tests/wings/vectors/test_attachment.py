@@ -44,14 +44,14 @@ from raggedatlas.wings.results.schema import as_ids
 from raggedatlas.wings.vectors import attachment as geometry
 from raggedatlas.wings.vectors import attachment_plan as geometry_plan
 from raggedatlas.wings.vectors.assets import GEOMETRY, SHAPE_ENDINGS, is_geometry
-from raggedatlas.wings.vectors.attachment import GEOMETRY_STEPS, make_transcripts, transcripts_to_counts
+from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.attachment_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.wings.vectors.builder import make_geometry
 from raggedatlas.wings.vectors.converters.content import table_content
 from raggedatlas.wings.vectors.converters.convert import ENDINGS, REORDERED, read_file, write_file
 from raggedatlas.wings.vectors.converters.geospatial import frame_content
 from raggedatlas.wings.vectors.reader import open_vectors
-from raggedatlas.wings.vectors.shapes import Attribute, Shapes, take_objects
+from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes, take_objects
 from raggedatlas.wings.vectors.writer import write
 from support.spatial import Slide, make_slide, spots
 
@@ -218,6 +218,12 @@ REFUSED: dict[str, tuple[Refusal, type[AtlasError], str]] = {
     "bad name": (lambda s: (s.outlines, {"name": "a-b"}), AtlasError, "cannot be a geometry's"),
     "points without objects": (lambda s: (s.transcripts, {}), SourceError, "points without objects"),
     "unknown owner": (lambda s: (s.transcripts, {"cells": "cell"}), NotFoundError, "no attribute 'cell'"),
+    "cells of what is no points": (
+        lambda s: (
+            replace(s.outlines, kind="graph", links=np.array([[0, 1]]), vertex_attributes={"cell": np.arange(320)}), {"cells": "cell"},
+        ),
+        SourceError, "would take a graph apart; leave it out",
+    ),
     "unknown gene": (lambda s: (s.transcripts, {"cells": "cell_id", "counts": True, "genes": "g"}), NotFoundError, "no attribute 'g'"),
     "counts of linked cells": (
         lambda s: (s.transcripts, {"cells": "cell_id", "counts": True, "link": "segment_id"}), SourceError, "leave one out",
@@ -275,6 +281,29 @@ def test_the_same_shapes_are_known_again(atlas: RaggedAtlas, slide: Slide, templ
     assert pointer_columns(atlas._catalog.tables.schema(CELLS)).keys() == {"gene_expression", BOUNDARY}
 
 
+MEMBERS = np.array([0, 2]), np.array([100, 101])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"object_attributes": {"area": Attribute(np.ones((20, 2)), present=np.arange(20) > 3)}},
+        {"object_attributes": {"area": Attribute(np.ones((20, 2)), ("before", "after"))}},
+        {"groups": Groups(*MEMBERS)},
+        {"groups": Groups(*MEMBERS, {"name": Attribute(np.array(["left"]))})},
+    ],
+)
+def test_shapes_that_differ_anywhere_are_not_the_same(
+    atlas: RaggedAtlas, slide: Slide, changes: dict[str, Any]
+) -> None:
+    """Missing values, names of channels and groups are stored too: with others shapes are no duplicate to skip, and the error says what helps."""
+    first = replace(slide.outlines, object_attributes={"area": Attribute(np.ones((20, 2)))})
+    atlas.add(first, **LINKED)
+    with pytest.raises(DuplicateError, match="on_duplicate='replace'"):
+        atlas.add(replace(first, **changes), on_duplicate="skip", **LINKED)
+    assert atlas.add(first, on_duplicate="skip", **LINKED).status == "skipped"
+
+
 @pytest.mark.long
 def test_two_datasets_share_a_column(atlas: RaggedAtlas, template: Path) -> None:
     """Values that stand in two datasets need dataset=...; the geometry of both is one name, in one column."""
@@ -319,8 +348,7 @@ def _die(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, step: str, add: Ca
 def test_killed_anywhere(atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.MonkeyPatch, linked: bool) -> None:
     """Killed at any step, nothing is visible or all of it; repair removes what was left, and the call can be run again."""
     choices: dict[str, Any] = {"link": "segment_id"} if linked else {"dataset": "outlines"}
-    steps = [step for step in GEOMETRY_STEPS if step not in {"plan", "record", "done"}]
-    for step in steps:
+    for step in ("lease", "store", "columns", "pointers", "cells"):
         _die(atlas, monkeypatch, step, lambda progress: atlas.add(slide.outlines, progress=progress, **choices))
         assert len(atlas.geometries()) == 0, step
         assert len(atlas.list_datasets()) == 1, step

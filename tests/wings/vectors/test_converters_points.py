@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
 from raggedatlas.errors import SourceError, ValuesError
-from raggedatlas.wings.vectors.converters.content import decode_categories, table_content
+from raggedatlas.wings.vectors.converters.content import Content, decode_categories, table_content
 from raggedatlas.wings.vectors.converters.convert import read_file, write_file
+from raggedatlas.wings.vectors.geometry import Axis
+from raggedatlas.wings.vectors.points import read_points
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
 
 
@@ -66,6 +68,46 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         read_file(tmp_path / "a.csv", objects="whose")
     with pytest.raises(SourceError, match="mean nothing for csv; it takes axes, objects"):
         read_file(tmp_path / "a.csv", columns=["x"])
+
+
+@pytest.mark.parametrize(
+    ("file", "format"), [("a.CSV", None), ("a.Tsv", None), ("a.PARQUET", None), ("a.txt", "csv"), ("a.dat", "parquet")]
+)
+def test_the_format_is_that_of_the_name_whatever_the_ending(tmp_path: Path, file: str, format: str | None) -> None:
+    """An ending in capitals is that ending, and a file of another ending is written and read in the format that is named."""
+    points = Shapes("point_cloud", np.array([[0.5, 2.0]]), vertex_attributes={"v": np.array([3])})
+    write_file(points, tmp_path / file, format=format)
+    made = read_file(tmp_path / file, format=format).shapes
+    assert (made.positions.tolist(), made.vertex_attributes["v"].values.tolist()) == ([[0.5, 2.0]], [3])
+
+
+USUAL = ["x", "Y", "x_location", "y_LOCATION", "Global_X", "global_y", "x_global_px", "y_global_px", "z"]
+
+
+@given(st.sets(st.sampled_from(USUAL)), st.sampled_from([("x", "y"), ("X", "Y"), ("x_location", "y_location")]))
+def test_no_attribute_takes_the_place_of_positions(
+    tmp_path_factory: pytest.TempPathFactory, names: set[str], axes: tuple[str, ...]
+) -> None:
+    """Attributes whose columns would be, or be found as, positions are left out and told; positions come back as they were."""
+    path = tmp_path_factory.mktemp("points") / "a.parquet"
+    values = {name: np.array([-1.0, -2.0]) for name in names}
+    points = Shapes("point_cloud", np.array([[1.0, 2.0], [3.0, 4.0]]), vertex_attributes=values)
+    losses = write_file(Content(points, axes=tuple(Axis(axis) for axis in axes)), path)
+    made = read_file(path).shapes
+    assert made.positions.tolist() == points.positions.tolist()
+    left = {name for name in names if any(f"attribute {name!r} is left out" in loss for loss in losses)}
+    assert len(losses) == len(left)
+    assert {*made.vertex_attributes} == names - left
+    assert np.array_equal(read_points(path).positions, made.positions)
+
+
+def test_the_place_in_the_slide_goes_before_that_in_a_field_of_view(tmp_path: Path) -> None:
+    """MERSCOPE tells both; every reader takes the place in the slide, whatever the order and the case of the columns."""
+    table = pa.table({"x": [1.0], "y": [2.0], "Global_y": [20.0], "global_X": [10.0]})
+    papq.write_table(table, tmp_path / "a.parquet")
+    for made in (read_points(tmp_path / "a.parquet"), read_file(tmp_path / "a.parquet").shapes):
+        assert made.positions.tolist() == [[10, 20]]
+        assert {name: a.values.tolist() for name, a in made.vertex_attributes.items()} == {"x": [1], "y": [2]}
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,19 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("a.csv", "x,y,object_id\n1,2,3\n1,2,\n", "names no object in row 1"),
     ("a.geojson", "[1", "no GeoJSON"),
     ("a.geojson", '{"type": "FeatureCollection"}', "no GeoJSON"),
+    ("a.geojson", '{"type": "FeatureCollection", "features": null}', "no GeoJSON"),
+    ("a.geojson", '{"type": "FeatureCollection", "features": 3}', "no GeoJSON"),
+    ("a.geojson", '{"type": "FeatureCollection", "features": {"a": 1}}', "feature 0 has no geometry that can be read"),
+    (
+        "a.geojson",
+        '{"type": "Feature", "geometry": {"type": "Point", "coordinates": [0, 0]}, "properties": ["a"]}',
+        "no GeoJSON",
+    ),
+    (
+        "a.geojson",
+        '{"type": "Feature", "geometry": {"type": "Point", "coordinates": [0, 0]}, "properties": 3}',
+        "no GeoJSON",
+    ),
     (
         "a.geojson",
         '{"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": null}]}',

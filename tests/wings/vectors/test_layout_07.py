@@ -18,11 +18,11 @@ from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make
 from raggedatlas.wings.vectors.geometry import CrossLinks, Geometry
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
-from raggedatlas.wings.vectors.storage.codecs import FragmentIndex, encode_ragged, to_bytes
+from raggedatlas.wings.vectors.storage.codecs import encode_ragged, to_bytes
 from raggedatlas.wings.vectors.storage.layouts import group_json, plain_array
 from raggedatlas.wings.vectors.storage.zarr_reader import decompress
 from raggedatlas.wings.vectors.writer import write
-from support.geometry_stores import CUT, attributes, edit, edit_block, put, stored, with_level
+from support.geometry_stores import CUT, FragmentIndex, attributes, edit, edit_block, put, stored, with_level
 from support.spatial import EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 
 

@@ -20,7 +20,6 @@ from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes, concat_attributes, counts_to_offsets
 from raggedatlas.wings.vectors.storage.codecs import (
     Blobs,
-    FragmentIndex,
     concat_blobs,
     encode_manifests,
     encode_vlen,
@@ -35,7 +34,7 @@ from raggedatlas.wings.vectors.storage.cross_links import (
 )
 from raggedatlas.wings.vectors.storage.layouts import plain_array, shard_shape, vlen_array
 from raggedatlas.wings.vectors.writer import write
-from support.geometry_stores import CUT, LAYOUTS, attributes, edit, edit_block, put, with_level
+from support.geometry_stores import CUT, LAYOUTS, FragmentIndex, attributes, edit, edit_block, put, with_level
 from support.spatial import ALL, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 
 pytestmark = pytest.mark.fast

@@ -44,6 +44,19 @@ def inside(positions: Any, low: Any, high: Any) -> Any:
     return ((positions >= np.asarray(low)) & (positions <= np.asarray(high))).all(axis=1)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["point_cloud", "polyline", "skeleton", "mesh"])
+def test_a_box_of_a_level_without_vertices_is_empty(tmp_path: Path, layout: str, kind: str) -> None:
+    """A store that holds nothing, as a coarse level may, has chunks in neither layout; what a box finds in it is empty."""
+    links = {"skeleton": np.zeros((0, 2), np.int64), "mesh": np.zeros((0, 3), np.int64)}.get(kind)
+    nothing = Shapes(kind, np.zeros((0, 3)), np.zeros(2, np.int64), np.array([7]), links)
+    store = stored(tmp_path / "s", nothing, layout=layout)
+    for whole in (True, False):
+        assert store.box([0, 0, 0], [1, 1, 1], whole=whole).n_vertices == 0
+    assert store.objects([7]).vertex_counts.tolist() == [0]
+    assert store.read().ids.tolist() == [7]
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("boundary", ["explicit_links", "boundary_deduplication", "both"])

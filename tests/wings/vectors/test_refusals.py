@@ -1,7 +1,9 @@
 """Bad input is refused by name before anything is written, and stores that cannot be read are never read as empty."""
 
+import re
 import shutil
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,19 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
+from raggedatlas.store.location import Location
 from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors import writer as placing
 from raggedatlas.wings.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Level
+from raggedatlas.wings.vectors.inspection import inspect
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes
 from raggedatlas.wings.vectors.storage import codecs as draco
 from raggedatlas.wings.vectors.storage import layouts as families
 from raggedatlas.wings.vectors.storage.codecs import encode_fragments, encode_manifests
-from raggedatlas.wings.vectors.writer import write
+from raggedatlas.wings.vectors.storage.layouts import File
+from raggedatlas.wings.vectors.writer import publish_files, write
 from support.geometry_stores import (
     CUT,
     LAYOUTS,
@@ -197,6 +202,19 @@ def test_places_and_words(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
+def test_a_store_that_appears_while_another_is_written_stays(tmp_path: Path) -> None:
+    """What another process puts at the target after the look for it is refused like what was there before, and is not replaced."""
+
+    def files() -> Iterator[File]:
+        yield "zarr.json", [b"{}"]
+        write(make_geometry(cloud(), CUT), tmp_path / "s")
+
+    with pytest.raises(DuplicateError, match="overwrite"):
+        publish_files(Location.of(tmp_path / "s"), files(), overwrite=False)
+    assert open_vectors(tmp_path / "s").read().n_vertices == 40
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fills up in the midst leaves the old store, and no trace of the new one."""
     write(make_geometry(cloud(), CUT), tmp_path / "s")
@@ -258,14 +276,64 @@ def test_stores_of_other_generations_are_refused(tmp_path: Path, layout: str) ->
         ({"object_index_convention": "x"}, "object_index_convention"),
         ({"cross_chunk_strategy": "x"}, "cross_chunk_strategy"),
         ({"cross_level_storage": "x"}, "cross_level_storage"),
+        ({"cross_level_depth": "x"}, "cross_level_depth is 'x'"),
+        ({"cross_level_depth": float("inf")}, "cross_level_depth is inf"),
+        ({"geometry_types": 7}, "geometry_types is 7"),
+        ({"geometry_types": "mesh"}, "geometry_types is 'mesh'"),
+        ({"format_capabilities": True}, "format_capabilities is True"),
+        ({"required_capabilities": 1}, "required_capabilities is 1"),
+        ({"chunk_shape": 3}, "list of numbers"),
+        ({"chunk_shape": "123"}, "list of numbers"),
+        ({"chunk_shape": [3, 3, 10**400]}, "list of numbers"),
+        ({"base_bin_shape": [3, 0, 3]}, "positive"),
     ],
 )
 def test_roots_that_do_not_hold_are_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     """Item 96: required keys, enumerations, axes and divisibility of the root."""
     stored(tmp_path / "s", "cloud")
     edit_root(tmp_path / "s", **changes)
-    with pytest.raises((CorruptError, SourceError), match=says):
-        open_vectors(tmp_path / "s")
+    for look in (open_vectors, inspect):
+        with pytest.raises(CorruptError, match=says):
+            look(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "changes"),
+    [
+        ("0", ("zarr_vectors_level",), {"chunk_shape": "abc"}),
+        ("0", ("zarr_vectors_level",), {"chunk_shape": [3, 3]}),
+        ("0", ("zarr_vectors_level",), {"vertex_count": float("inf")}),
+        ("0/links/0", (), {"link_width": "x"}),
+        ("0/links/0", (), {"link_width": float("inf")}),
+        ("0/cross_chunk_links/0", (), {"link_width": 0}),
+        ("0/cross_chunk_links/0", (), {"num_links": [1]}),
+        ("0/groups", (), {"num_groups": "x"}),
+        ("0/vertex_attributes/b", (), {"channel_names": -1}),
+        ("0/vertex_attributes/b", (), {"shape": [10**30]}),
+    ],
+)
+def test_damaged_metadata_are_refused_by_every_reading(
+    tmp_path: Path, path: str, names: tuple[str, ...], changes: dict[str, Any]
+) -> None:
+    """Numbers and lists that are none of a level or an array are told as damage of this store, in a tree without an exception."""
+    values = {"b": np.arange(40)}
+    shapes = replace(mesh(), groups=Groups(np.array([0, 2]), mesh().ids[:2]), vertex_attributes=values)
+    stored(tmp_path / "s", shapes, layout="0.7")
+    edit_block(tmp_path / "s", path, *names, **changes)
+    with pytest.raises(CorruptError, match=re.escape(str(tmp_path))):
+        open_vectors(tmp_path / "s").read(budget=10**6)
+    edit(tmp_path / "s", path, lambda node: node.update(attributes="x"))
+    with pytest.raises(CorruptError, match="attributes"):
+        open_vectors(tmp_path / "s").read()
+    assert "UNREADABLE" in str(inspect(tmp_path / "s"))
+
+
+def test_folders_that_are_no_levels(tmp_path: Path) -> None:
+    """A folder named by a superscript digit, which Python counts as a digit but not as a number, is passed over."""
+    stored(tmp_path / "s", "cloud")
+    (tmp_path / "s" / "²").mkdir()
+    assert open_vectors(tmp_path / "s").n_levels == 1
+    assert [child.name for child in inspect(tmp_path / "s").root.children] == ["0"]
 
 
 def test_what_is_gone_is_told(tmp_path: Path) -> None:
@@ -444,6 +512,15 @@ def test_fragments_that_name_no_row_are_refused(
     for ask in (store.read, lambda: store.objects([3])):
         with pytest.raises(CorruptError, match="row that its chunk does not have"):
             ask()
+
+
+def test_draco_takes_triangles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faces of four corners are a fault of what is given, not of a store, and nothing is written of them."""
+    monkeypatch.setattr(draco, "_draco_library", lambda: None)
+    squares = Shapes("mesh", walk(4), links=np.array([[0, 1, 2, 3]]))
+    with pytest.raises(SourceError, match="Draco encodes triangles"):
+        write(make_geometry(squares, replace(CUT, encoding="draco")), tmp_path / "s")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 
-GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "record", "done")
-"""The steps of adding geometry, in order; each is reported just before the next begins."""
-
-
 def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
     """Write the store to its group; a store on disk is copied byte for byte, and refused with `ConflictError` if it changed since."""
     record, source = plan.record, plan.source

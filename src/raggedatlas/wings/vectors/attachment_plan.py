@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class GeometrySource:
     left: tuple[str, ...] = ()  # what was not read of the file, and whether its vertices are renumbered, one line each
     index: str = OBJECT_ID  # name of the ids in the file: of the index of a frame
 
-    @property
+    @cached_property
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Least and greatest corner of every object, (B, D) each; NaN where it has no vertex."""
         return object_bounds(self.shapes)
@@ -151,6 +152,10 @@ def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[
     >>> made.ids.tolist(), made.vertex_counts.tolist(), lost
     ([3, 7], [1, 2], 1)
     """
+    if shapes.kind != "point_cloud":
+        raise SourceError(
+            f"cells={owner!r} tells the cells of points, and would take a {shapes.kind} apart; leave it out: objects are cells."
+        )
     attribute = shapes.vertex_attributes.get(owner)
     if attribute is None or attribute.n_channels != 1:
         raise NotFoundError(
@@ -331,13 +336,23 @@ def _refuse_infinite(shapes: Shapes) -> None:
 
 
 def _hash_shapes(shapes: Shapes) -> str:
+    """Return the SHA-256 over what a store keeps of shapes."""
     content = hashlib.sha256(shapes.kind.encode())
     arrays: dict[str, Any] = {"positions": shapes.positions, "offsets": shapes.offsets}
     arrays |= {name: getattr(shapes, name) for name in ("ids", "links") if getattr(shapes, name) is not None}
-    for family in ("vertex", "link", "object"):
-        for name, attribute in sorted(getattr(shapes, f"{family}_attributes").items()):
+    families = {family: getattr(shapes, f"{family}_attributes") for family in ("vertex", "link", "object")}
+    if shapes.groups is not None:
+        arrays |= {"groups/offsets": shapes.groups.offsets, "groups/ids": shapes.groups.ids}
+        families["group"] = shapes.groups.attributes
+    for family, attributes in families.items():
+        for name, attribute in sorted(attributes.items()):
             arrays[f"{family}/{name}"] = attribute.values
             content.update(json.dumps(attribute.metadata, default=str, sort_keys=True).encode())
+            # Only where there are some, so that hashes in the registries of older versions stay valid.
+            if attribute.present is not None:
+                arrays[f"{family}/{name}/present"] = attribute.present
+            if attribute.channels:
+                content.update(json.dumps(attribute.channels).encode())
     for name, values in arrays.items():
         content.update(f"{name} {values.dtype.str} {values.shape}".encode())
         # Objects are texts here; their bytes would be addresses.
@@ -652,9 +667,11 @@ def find_replaced(
         return None
     gone = list({r.uid: r for r in (*same, *clash)}.values())
     if options.on_duplicate != "replace" and gone:
+        # 'skip' leaves the same shapes alone, and helps with no others.
+        ways = "'skip' or 'replace'" if same else "'replace'"
         raise DuplicateError(
             f"There is geometry {gone[0].name!r} of the same cells already, added {gone[0].created_at} from {gone[0].source}; choose another "
-            "name=..., or pass on_duplicate='skip' or 'replace'."
+            f"name=..., or pass on_duplicate={ways}."
         )
     for one in gone:
         beyond = set(one.cells_of) - own

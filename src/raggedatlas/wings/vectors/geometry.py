@@ -188,6 +188,14 @@ def check_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:
         raise SourceError(f"{what} is {edges}; expected {n_dims} positive numbers, one per axis.")
 
 
+def check_stored_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:
+    """Refuse edges that a store declares as `check_edges` does, as `CorruptError`."""
+    try:
+        check_edges(edges, n_dims, what)
+    except SourceError as error:
+        raise CorruptError(f"{error} Restore the store from a copy.") from None
+
+
 def bins_per_chunk(chunk_shape: tuple[float, ...], bin_shape: tuple[float, ...]) -> NDArray[np.int64]:
     """Return the number of bins of a chunk on each axis; raise `SourceError` if bins do not divide their chunk."""
     ratio = np.asarray(chunk_shape, np.float64) / np.asarray(bin_shape, np.float64)
@@ -281,14 +289,14 @@ class Root:
 def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
     """Parse the attributes of a root group.
 
-    Raises `SourceError` if it is not a zarr-vectors store, has an unsupported version or chunk or bin shape, or
-    requires an unknown capability; `CorruptError` if a required key is missing or has another invalid value.
+    Raises `SourceError` if it is not a zarr-vectors store, has an unsupported version or requires an unknown
+    capability; `CorruptError` if a required key is missing or a value is invalid.
     """
     facts = attributes.get("zarr_vectors")
     if not isinstance(facts, Mapping):
         raise SourceError(f"{where} is not a geometry store: its root has no 'zarr_vectors' attributes.")
     for key in ("zv_version", "chunk_shape", "bounds", "geometry_types"):
-        if key not in facts:
+        if facts.get(key) is None:
             raise CorruptError(f"{where}: the root has no {key!r}.")
     version = str(facts["zv_version"])
     # The third part of the version is ignored: 0.9.x is layout 0.9.
@@ -298,9 +306,10 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
             f"{where} is of zarr-vectors {version}; supported are 0.7 and 0.9. Write it again from its source in one of these."
         )
     # Unknown tokens of `format_capabilities` are tolerated (V099), so only required ones are refused.
-    unknown = sorted(set(facts.get("required_capabilities") or ()) - set(CAPABILITIES))
+    unknown = sorted(set(_parse_words(facts, "required_capabilities", where)) - set(CAPABILITIES))
     if unknown:
         raise SourceError(f"{where} requires {unknown[0]!r}, which is not supported; a newer raggedatlas may read it.")
+    chunk_shape = _parse_numbers(facts["chunk_shape"], where)
     scales = attributes.get("multiscales") or [{}]
     try:
         named = [
@@ -310,14 +319,17 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
     except (TypeError, KeyError, AttributeError):
         raise CorruptError(f"{where}: the axes of 'multiscales' cannot be parsed.") from None
     space = tuple(axis for axis in named if axis.type == "space")
-    axes = space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(len(facts["chunk_shape"])))
-    values = facts["bounds"]
+    axes = space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(len(chunk_shape)))
+    values, depth = facts["bounds"], facts.get("cross_level_depth", 1)
+    # A boolean is an instance of int, but no number of levels.
+    if type(depth) is not int:
+        raise CorruptError(f"{where}: cross_level_depth is {depth!r}; expected a number of levels, or -1.")
     if not isinstance(values, list) or len(values) != 2:
         raise CorruptError(f"{where}: bounds are {values!r}; expected minimum and maximum coordinates.")
     geometry = Geometry(
-        types=tuple(str(kind) for kind in facts["geometry_types"]),
+        types=_parse_words(facts, "geometry_types", where),
         axes=axes,
-        chunk_shape=_parse_numbers(facts["chunk_shape"], where),
+        chunk_shape=chunk_shape,
         bounds=(_parse_numbers(values[0], where), _parse_numbers(values[1], where)),
         levels=(),
         bin_shape=None if facts.get("base_bin_shape") is None else _parse_numbers(facts["base_bin_shape"], where),
@@ -325,16 +337,20 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
         index_convention=_parse_choice(facts, "object_index_convention", "standard", INDEX_CONVENTIONS, where),
         cross_chunk=_parse_choice(facts, "cross_chunk_strategy", "explicit_links", CROSS_CHUNK, where),
         cross_level_storage=_parse_choice(facts, "cross_level_storage", "explicit", CROSS_LEVEL, where),
-        cross_level_depth=int(facts.get("cross_level_depth", 1)),
-        capabilities=tuple(str(token) for token in facts.get("format_capabilities") or ()),
+        cross_level_depth=depth,
+        capabilities=_parse_words(facts, "format_capabilities", where),
         metadata={key: value for key, value in facts.items() if key not in _OWN_KEYS},
     )
     n_dims = len(geometry.chunk_shape)
     if len(geometry.bounds[0]) != n_dims or len(geometry.bounds[1]) != n_dims or len(geometry.axes) != n_dims:
         raise CorruptError(f"{where}: chunk_shape, bounds and axes do not have the same number of axes.")
-    check_edges(geometry.chunk_shape, n_dims, f"{where}: chunk_shape")
+    check_stored_edges(geometry.chunk_shape, n_dims, f"{where}: chunk_shape")
     if geometry.bin_shape is not None:
-        bins_per_chunk(geometry.chunk_shape, geometry.bin_shape)
+        check_stored_edges(geometry.bin_shape, n_dims, f"{where}: base_bin_shape")
+        try:
+            bins_per_chunk(geometry.chunk_shape, geometry.bin_shape)
+        except SourceError as error:
+            raise CorruptError(f"{where}: {error}") from None
     return Root(geometry, layout, version)
 
 
@@ -368,9 +384,19 @@ def level_scale(geometry: Geometry, metadata: Mapping[str, Any], n_parts: int) -
 
 def _parse_numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - any JSON value
     try:
-        return tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        raise CorruptError(f"{where}: {values!r} is not a list of numbers.") from None
+        if isinstance(values, list):
+            return tuple(float(value) for value in values)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise CorruptError(f"{where}: {values!r} is not a list of numbers.")
+
+
+def _parse_words(facts: Mapping[str, Any], key: str, where: str) -> Strings:
+    """Parse a list of words, which may be missing."""
+    value = facts.get(key) or []
+    if not isinstance(value, list):
+        raise CorruptError(f"{where}: {key} is {value!r}; expected a list.")
+    return tuple(map(str, value))
 
 
 def _parse_choice(facts: Mapping[str, Any], key: str, default: str, choices: tuple[str, ...], where: str) -> str:

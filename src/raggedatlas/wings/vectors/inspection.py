@@ -1,8 +1,9 @@
 """Summary of a geometry store: version, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import AtlasError, NotFoundError
@@ -10,12 +11,11 @@ from raggedatlas.formats.containers import HDF5_ENDINGS
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
 from raggedatlas.store.location import AnyPath, Location
-from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.wings.vectors.geometry import parse_root
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
 # What damaged metadata may raise while it is parsed; the element then shows the message.
-_UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+_UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
         raise NotFoundError(f"There is no geometry store at {place.uri}: it has no zarr.json.")
     root = parse_root(node_attributes(node), place.uri)
     geometry = root.geometry
-    names = sorted((name for name in files.children("") if name.isdigit()), key=int)
     axes = " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
     words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({axes})"]
     for title, edges in (("chunks", geometry.chunk_shape), ("bins", geometry.bin_shape)):
@@ -86,7 +85,7 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
         words.append(f"ids by {geometry.index_convention}")
     if geometry.capabilities:
         words.append("capabilities " + ", ".join(geometry.capabilities))
-    tree = Element("", "", ", ".join(words), "group", children=tuple(_level(files, name) for name in names))
+    tree = Element("", "", ", ".join(words), "group", children=tuple(_level(files, str(n)) for n in files.levels()))
     top = _with_sizes(tree, _sizes(place))
     return VectorInspection(
         path=place.uri,
@@ -101,16 +100,15 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     )
 
 
-def _sizes(place: Location) -> dict[str, int]:
-    """Return the size in bytes of every file of a store, by key."""
-    if place.is_local:
-        root = Path(place.uri)
-        return {file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if file.is_file()}
-    import obstore
-
-    with store_errors(f"list {place.uri}"):
-        entries = [entry for batch in obstore.list(place.store()) for entry in batch]
-    return {str(entry["path"]): int(entry["size"]) for entry in entries}
+def _sizes(place: Location) -> Mapping[str, int]:
+    """Return the bytes of the files below every folder of a store, by path; that of the store is empty."""
+    sizes = Counter[str]()
+    for key, n_bytes, _ in place.list_objects():
+        folder = key
+        while folder:
+            folder = folder.rpartition("/")[0]
+            sizes[folder] += n_bytes
+    return sizes
 
 
 def _level(files: StoreFiles, name: str) -> Element:
@@ -177,14 +175,14 @@ def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _with_sizes(element: Element, sizes: dict[str, int]) -> Element:
+def _with_sizes(element: Element, sizes: Mapping[str, int]) -> Element:
     """Return an element and those below it with their names, kinds and the bytes of the files below their paths."""
     path = element.path
     return replace(
         element,
         name=path.rpartition("/")[2],
         kind="group" if element.children else "array",
-        n_stored=sum(size for key, size in sizes.items() if not path or key.startswith(f"{path}/")),
+        n_stored=sizes[path],
         children=tuple(_with_sizes(child, sizes) for child in element.children),
     )
 

@@ -18,15 +18,13 @@ from raggedatlas.store.location import Location, as_path
 from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.chunking import BLOCK_ROWS, row_blocks
+from raggedatlas.wings.vectors.converters.content import AXIS_NAMES, find_axes
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import POSITION_TYPES, Attribute, Shapes
 from raggedatlas.wings.vectors.writer import write
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-USUAL_POSITIONS = (("x_location", "y_location", "z_location"), ("x", "y", "z"), ("global_x", "global_y", "global_z"))
-"""Names of the coordinates: of Xenium, SpatialData and MERSCOPE. The third may be missing."""
 
 
 @checked
@@ -47,8 +45,9 @@ def read_points(
     source : path, URI, pyarrow.Table, pyarrow.RecordBatchReader, or iterable of pyarrow.RecordBatch
         A Parquet file, or a folder of them.
     positions : sequence of str
-        Columns with the coordinates, 2 or more numbers; by default the first of ``x_location, y_location, z_location``, ``x, y, z`` and
-        ``global_x, global_y, global_z`` that is there, with or without the third.
+        Columns with the coordinates, 2 or more numbers; by default the first of ``x_location, y_location, z_location`` (Xenium),
+        ``global_x, global_y, global_z`` (MERSCOPE), ``x_global_px, y_global_px, z_global_px`` (CosMx) and ``x, y, z`` that is there, in
+        any case, with or without the third.
     columns : sequence of str or None
         Further columns to read; None: all.
     storage_options : mapping of str to str, optional
@@ -283,14 +282,13 @@ def _axes(schema: pa.Schema, asked: Sequence[str], source: str) -> tuple[str, ..
         if len(asked) < 2:
             raise SourceError(f"positions={list(asked)}: points need two coordinates or more.")
         return tuple(asked)
-    for axes in USUAL_POSITIONS:
-        there = tuple(axis for axis in axes if axis in schema.names)
-        if set(axes[:2]) <= set(there):
-            return there
-    raise NotFoundError(
-        f"{source} has no coordinates of a usual name ({', '.join(axes[0] for axes in USUAL_POSITIONS)}, ...); it has {schema.names}. Name "
-        "them with read_points(..., positions=[...])."
-    )
+    found = find_axes(schema.names)
+    if not found:
+        raise NotFoundError(
+            f"{source} has no coordinates of a usual name ({', '.join(axes[0] for axes in AXIS_NAMES)}, ...); it has {schema.names}. Name "
+            "them with read_points(..., positions=[...])."
+        )
+    return tuple(found)
 
 
 def _checked_batches(parts: Iterable[Any]) -> Iterator[pa.RecordBatch]:

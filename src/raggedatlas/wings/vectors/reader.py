@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import Location
+from raggedatlas.store.untrusted import zarr_errors
 from raggedatlas.wings.vectors.chunking import NO_OWNER, ORDERED_KINDS, OWNER_ATTRIBUTE
 from raggedatlas.wings.vectors.geometry import CrossLinks, Geometry, Level, Objects, Root, parse_root
 from raggedatlas.wings.vectors.shapes import (
@@ -309,9 +310,6 @@ def _in_box(positions: NDArray[np.generic], low: NDArray[np.float64], high: NDAr
     return inside
 
 
-_WHOLE = (*SEQUENTIAL, "skeleton")
-
-
 @checked
 class VectorStore:
     """An open geometry store. Metadata is read once; local shards are memory-mapped.
@@ -353,7 +351,7 @@ class VectorStore:
         self._root: Root = parse_root(node_attributes(node), location.uri)
         if layout is not None and layout != self._root.layout:
             raise SourceError(f"{location.uri} has layout {self._root.layout}; {layout} was requested.")
-        numbers = sorted(int(name) for name in self.files.children("") if name.isdigit())
+        numbers = self.files.levels()
         if numbers != list(range(len(numbers))) or not numbers:
             raise CorruptError(f"{location.uri} has the levels {numbers}; expected 0, 1, 2, ...")
         self._levels: dict[int, LevelQuery] = {}
@@ -402,7 +400,8 @@ class VectorStore:
                 raise QueryError(
                     f"Level {number} does not exist; {self.location.uri} has levels 0 to {self.n_levels - 1}."
                 )
-            self._levels[number] = LevelQuery(LevelReader(self.files, self.geometry, self.layout, number))
+            with zarr_errors(f"{self.location.uri}/{number}"):
+                self._levels[number] = LevelQuery(LevelReader(self.files, self.geometry, self.layout, number))
         return self._levels[number]
 
     def _choose(self, level: int | None, budget: int | None) -> LevelQuery:
@@ -426,7 +425,8 @@ class VectorStore:
         query = self._open(0)
         n = len(query.reader.keys.keys)
         for start in range(0, max(n, 1), _CHUNKS_AT_ONCE):
-            level, _ = query.load(np.arange(start, min(start + _CHUNKS_AT_ONCE, n)), None)
+            with zarr_errors(self.location.uri):
+                level, _ = query.load(np.arange(start, min(start + _CHUNKS_AT_ONCE, n)), None)
             yield Shapes("point_cloud", level.positions, vertex_attributes=level.vertex_attributes)
 
     def vertex_counts(self) -> list[int]:
@@ -460,7 +460,8 @@ class VectorStore:
         """
         if shared not in ("once", "each"):
             raise QueryError(f"read takes shared='once' or 'each', not {shared!r}.")
-        return self._choose(level, budget).read(attributes, once=shared == "once")
+        with zarr_errors(self.location.uri):
+            return self._choose(level, budget).read(attributes, once=shared == "once")
 
     def box(
         self,
@@ -507,8 +508,9 @@ class VectorStore:
             raise QueryError(
                 f"A box from {low.tolist()} to {high.tolist()} is invalid on {n_dims} axes; expected two corners, the lower one first."
             )
-        entire = self.kind in _WHOLE if whole is None else whole
-        return self._choose(level, budget).box(low, high, attributes, whole=entire)
+        entire = self.kind in ORDERED_KINDS if whole is None else whole
+        with zarr_errors(self.location.uri):
+            return self._choose(level, budget).box(low, high, attributes, whole=entire)
 
     def objects(
         self,
@@ -538,7 +540,8 @@ class VectorStore:
             raise QueryError(f"Object ids are {requested.dtype} of shape {requested.shape}; expected integers.")
         if not opened.has_objects:
             raise NotFoundError(f"{self.location.uri} has no objects; read all of it, or a box.")
-        return opened.take(requested.astype(np.int64), attributes)
+        with zarr_errors(self.location.uri):
+            return opened.take(requested.astype(np.int64), attributes)
 
     def group(
         self,
@@ -556,33 +559,34 @@ class VectorStore:
             If the group does not exist.
         """
         opened = self._choose(level, budget)
-        groups = read_groups(opened.reader)
-        number = _group_number(groups, group)
-        if groups is None or number is None:
-            raise NotFoundError(f"Group {group!r} does not exist in {opened.reader.where}.")
-        members = groups.members(number)
-        # Groups may repeat ids, but ids of shapes are unique; the order of the group is kept.
-        _, first = np.unique(members, return_index=True)
-        return opened.take(members[np.sort(first)], attributes)
+        with zarr_errors(self.location.uri):
+            groups = read_groups(opened.reader)
+            number = _group_number(groups, group)
+            if groups is None or number is None:
+                raise NotFoundError(f"Group {group!r} does not exist in {opened.reader.where}.")
+            members = groups.members(number)
+            # Groups may repeat ids, but ids of shapes are unique; the order of the group is kept.
+            _, first = np.unique(members, return_index=True)
+            return opened.take(members[np.sort(first)], attributes)
 
     def load(self) -> Geometry:
         """Return the complete store with every level and array, as `write` takes it."""
-        result = []
-        for number in range(self.n_levels):
-            opened = self._open(number)
-            reader = opened.reader
-            level = reader.load(np.arange(len(reader.keys.keys)))
-            crossing = [self._crossing(number, delta).read() for delta in level_deltas(reader)]
-            result.append(
-                replace(
-                    level,
-                    cross_links=tuple(links for links in crossing if links is not None),
-                    objects=opened.index.every if opened.index.is_there else None,
-                    groups=read_groups(reader),
-                    object_attributes=read_tables(reader, "object_attributes"),
-                )
-            )
-        return replace(self.geometry, levels=tuple(result))
+        with zarr_errors(self.location.uri):
+            return replace(self.geometry, levels=tuple(map(self._load, range(self.n_levels))))
+
+    def _load(self, number: int) -> Level:
+        """Return one level with every array."""
+        opened = self._open(number)
+        reader = opened.reader
+        level = reader.load(np.arange(len(reader.keys.keys)))
+        crossing = [self._crossing(number, delta).read() for delta in level_deltas(reader)]
+        return replace(
+            level,
+            cross_links=tuple(links for links in crossing if links is not None),
+            objects=opened.index.every if opened.index.is_there else None,
+            groups=read_groups(reader),
+            object_attributes=read_tables(reader, "object_attributes"),
+        )
 
     def _crossing(self, number: int, delta: int) -> CrossLinkReader:
         """Return the links from one level to another."""
@@ -592,20 +596,24 @@ class VectorStore:
 
     def cross_links(self, delta: int, *, level: int = 0) -> CrossLinks | None:
         """Return the links from a level to the one `delta` levels away, or None if there are none."""
-        return self._crossing(level, delta).read()
+        with zarr_errors(self.location.uri):
+            return self._crossing(level, delta).read()
 
     def object_ids(self, level: int = 0) -> NDArray[np.int64]:
         """Return the ids of all objects, ascending, (B,) int64."""
         opened = self._open(level)
-        return opened.ids if opened.has_objects else np.zeros(0, np.int64)
+        with zarr_errors(self.location.uri):
+            return opened.ids if opened.has_objects else np.zeros(0, np.int64)
 
     def object_attributes(self, level: int = 0) -> Mapping[str, Attribute]:
         """Return the attributes of all objects."""
-        return self._open(level).object_attributes(None, None)
+        with zarr_errors(self.location.uri):
+            return self._open(level).object_attributes(None, None)
 
     def groups(self, level: int = 0) -> Groups | None:
         """Return the groups of a level with their attributes."""
-        return read_groups(self._open(level).reader)
+        with zarr_errors(self.location.uri):
+            return read_groups(self._open(level).reader)
 
 
 def _group_number(groups: Groups | None, group: int | str) -> int | None:

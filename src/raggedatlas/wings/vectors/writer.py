@@ -54,38 +54,39 @@ def publish_files(location: Location, files: Iterable[File], *, overwrite: bool)
     one is complete beside it, which is then copied to its place by the object store. Raises `DuplicateError` if the
     location exists and `overwrite` is false.
     """
-    if not overwrite and location.holds_files():
+    is_there = location.holds_files()
+    if is_there and not overwrite:
         raise DuplicateError(f"{location.uri} already exists; choose another location, or pass overwrite=True.")
     if location.is_local:
-        _publish_local(location, files)
+        _publish_local(location, files, overwrite=overwrite)
+    elif is_there:
+        _replace_objects(location, files)
     else:
-        _publish_remote(location, files)
-
-
-def _publish_local(location: Location, files: Iterable[File]) -> None:
-    """Write a folder aside, and rename it to its final name."""
-    target = location.checked_path()
-    with store_errors(f"write {location.uri}"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with written_aside(target, overwrite=True) as stage:
-            stage.mkdir()
-            result: set[str] = set()
-            for key, pieces in files:
-                path = f"{stage}/{validate_key(key)}"
-                folder = path.rpartition("/")[0]
-                if folder not in result:
-                    Path(folder).mkdir(parents=True, exist_ok=True)
-                    result.add(folder)
-                # A key that is yielded twice fails here.
-                with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
-                    write_pieces(file.fileno(), pieces)
-
-
-def _publish_remote(location: Location, files: Iterable[File]) -> None:
-    """Put objects, the root metadata last; an existing store stays until all objects of the new one are there, beside it."""
-    if not location.holds_files():
         _put_files(location, files)
-        return
+
+
+def _publish_local(location: Location, files: Iterable[File], *, overwrite: bool) -> None:
+    """Write a folder aside, and rename it to its final name."""
+    target, what = location.checked_path(), f"write {location.uri}"
+    with store_errors(what):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    # `store_errors` is within: it would convert the refusal of a store that appeared meanwhile.
+    with written_aside(target, overwrite=overwrite) as stage, store_errors(what):
+        stage.mkdir()
+        result: set[str] = set()
+        for key, pieces in files:
+            path = f"{stage}/{validate_key(key)}"
+            folder = path.rpartition("/")[0]
+            if folder not in result:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                result.add(folder)
+            # A key that is yielded twice fails here.
+            with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
+                write_pieces(file.fileno(), pieces)
+
+
+def _replace_objects(location: Location, files: Iterable[File]) -> None:
+    """Put objects beside an existing store, which stays until all of them are there, and copy them to its place."""
     import obstore
 
     above, _, name = location.uri.rstrip("/").rpartition("/")
@@ -151,12 +152,7 @@ def _take_bytes(pieces: Iterator[bytes | memoryview], n_bytes: int) -> Iterator[
 def validate_key(key: str) -> str:
     """Return a key after refusing parts that could escape the store."""
     for part in key.split("/"):
-        if (
-            not part
-            or part.startswith(".")
-            or part in {".", ".."}
-            or any(ord(sign) < 32 or sign in '\\:*?"<>|' for sign in part)
-        ):
+        if not part or part.startswith(".") or any(ord(sign) < 32 or sign in '\\:*?"<>|' for sign in part):
             raise NameRefusedError(
                 f"{part!r} cannot be part of a path in a store; expected a name without slashes, colons, quotes, "
                 "question marks, stars or control characters that does not begin with a dot."
@@ -436,8 +432,6 @@ def write(
         geometry = replace(geometry, levels=tuple(levels))
     if any(level.encoding == "draco" for level in geometry.levels) and layout == "0.7":
         chosen = None
-    if not overwrite and place.holds_files():
-        raise DuplicateError(f"{place.uri} already exists; choose another location, or pass overwrite=True.")
     publish_files(place, _files(geometry, layout, place.name, shards=shards, compression=chosen), overwrite=overwrite)
 
 

@@ -264,26 +264,25 @@ def check_content(shapes: Shapes, what: str) -> None:
         )
 
 
+# MERSCOPE also has `x` and `y`, which are positions within a field of view.
 AXIS_NAMES = (
-    ("x", "y", "z"),
     ("x_location", "y_location", "z_location"),
     ("global_x", "global_y", "global_z"),
     ("x_global_px", "y_global_px", "z_global_px"),
+    ("x", "y", "z"),
 )
 """Names of the columns of positions that are looked for, in turn, whatever their case; the third may be missing."""
-
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 TABLE_HOLDING = Capabilities(links=False, link=(), object=(), columns=True)
 
 
 def table_losses(content: Content) -> Iterator[str]:
     """Yield axes that are not found by their names, and attributes whose names have another meaning in a table."""
-    names = axis_names(content)
-    if not any(names == usual[: len(names)] for usual in AXIS_NAMES):
+    names, written = axis_names(content), _with_columns(content)
+    if list(names) != find_axes(names):
         yield f"axes: {', '.join(names)} are not found by their names; read them by axes="
     for name in content.shapes.vertex_attributes:
-        if name not in _with_columns(content):
+        if name not in written:
             yield f"vertex attribute {name!r} is left out: the table has another column of this name"
 
 
@@ -315,10 +314,17 @@ def _kind_in_text(attribute: Attribute) -> tuple[str, bool]:
 
 def _with_columns(content: Content) -> dict[str, Attribute]:
     """Return the vertex attributes whose columns have names of their own: not those of positions, ids, indexes or each other."""
-    names = axis_names(content)
-    usual = next((usual for usual in AXIS_NAMES if names == usual[: len(names)]), names)
-    taken, used, result = {OBJECT_ID, *names, *usual}, set[str](), {}
-    for name, attribute in content.shapes.vertex_attributes.items():
+    names = tuple(name.lower() for name in axis_names(content))
+    attributes = content.shapes.vertex_attributes
+    others = {key.lower() for name, attribute in attributes.items() for key in channel_names(name, attribute)}
+    taken = {OBJECT_ID, *names}
+    # Columns that would be found as positions before the own ones, or as their third axis.
+    rank = next((i for i, usual in enumerate(AXIS_NAMES) if names == usual[: len(names)]), -1)
+    for usual in AXIS_NAMES[: rank + 1]:
+        if {*usual[:2]} <= {*others, *names}:
+            taken |= {*usual}
+    used, result = set[str](), {}
+    for name, attribute in attributes.items():
         columns = channel_names(name, attribute)
         if not any(key.lower() in taken or key in used or key.startswith("__") for key in columns):
             result[name] = attribute
@@ -326,33 +332,39 @@ def _with_columns(content: Content) -> dict[str, Attribute]:
     return result
 
 
-def read_table(path: Path, *, axes: Sequence[str] | None = None, objects: str | None = None) -> Content:
-    """Read a table of points: CSV or TSV with a header, or Parquet, by the suffix of the path.
-
-    `axes` are the columns of positions; None: those of `AXIS_NAMES`. `objects` is the column with the object of each
-    point; None: ``object_id``, if there is one. Raises `SourceError` if there are no such columns, rows differ in
-    length, or a number is missing.
-    """
+def read_csv(path: Path, *, axes: Sequence[str] | None = None, objects: str | None = None) -> Content:
+    """Read a text table of points with a header; see `table_content`."""
     import pyarrow as pa
+    import pyarrow.csv as pacsv
 
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as papq
-
-        with read_errors(path, "Parquet file", pa.ArrowInvalid, OSError):
-            table = papq.read_table(path)
-    else:
-        import pyarrow.csv as pacsv
-
-        options = pacsv.ParseOptions(delimiter=DELIMITERS[path.suffix])
-        with read_errors(path, "table with rows of one length", pa.ArrowInvalid):
-            table = pacsv.read_csv(path, parse_options=options)
+    with read_errors(path, "table with rows of one length", pa.ArrowInvalid):
+        table = pacsv.read_csv(path, parse_options=pacsv.ParseOptions(delimiter=_delimiter(path)))
     return table_content(table, str(path), axes=axes, objects=objects)
+
+
+def read_parquet(path: Path, *, axes: Sequence[str] | None = None, objects: str | None = None) -> Content:
+    """Read a Parquet file of points; see `table_content`."""
+    import pyarrow as pa
+    import pyarrow.parquet as papq
+
+    with read_errors(path, "Parquet file", pa.ArrowInvalid, OSError):
+        table = papq.read_table(path)
+    return table_content(table, str(path), axes=axes, objects=objects)
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
 def table_content(
     table: "pa.Table", what: str, *, axes: Sequence[str] | None = None, objects: str | None = None
 ) -> Content:
-    """Return the points of an Arrow table; see `read_table`."""
+    """Return the points of an Arrow table.
+
+    `axes` are the columns of positions; None: those of `AXIS_NAMES`. `objects` is the column with the object of each
+    point; None: ``object_id``, if there is one. Raises `SourceError` if there are no such columns, or a number is
+    missing.
+    """
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if repeated:
         raise SourceError(
@@ -377,23 +389,29 @@ def table_content(
     return Content(shapes, axes=made_axes, left=left)
 
 
-def write_table(content: Content, path: Path) -> None:
-    """Write the vertices as a table: positions, ``object_id`` where there are objects, and all vertex attributes."""
+def write_csv(content: Content, path: Path) -> None:
+    """Write what `vertex_table` returns as text, without texts that would be read back as numbers and have gaps."""
     import pyarrow.csv as pacsv
+
+    kinds = {name: _kind_in_text(attribute) for name, attribute in content.shapes.vertex_attributes.items()}
+    left = [name for name, (kind, gaps) in kinds.items() if gaps and kind != "string"]
+    kept = {name: a for name, a in content.shapes.vertex_attributes.items() if name not in left}
+    table = vertex_table(replace(content, shapes=replace(content.shapes, vertex_attributes=kept)))
+    pacsv.write_csv(table, path, pacsv.WriteOptions(delimiter=_delimiter(path)))
+
+
+def write_parquet(content: Content, path: Path) -> None:
+    """Write what `vertex_table` returns as a Parquet file."""
     import pyarrow.parquet as papq
 
-    if path.suffix == ".parquet":
-        papq.write_table(vertex_table(content), path, compression="zstd")
-    else:
-        kinds = {name: _kind_in_text(attribute) for name, attribute in content.shapes.vertex_attributes.items()}
-        left = [name for name, (kind, gaps) in kinds.items() if gaps and kind != "string"]
-        kept = {name: a for name, a in content.shapes.vertex_attributes.items() if name not in left}
-        table = vertex_table(replace(content, shapes=replace(content.shapes, vertex_attributes=kept)))
-        pacsv.write_csv(table, path, pacsv.WriteOptions(delimiter=DELIMITERS[path.suffix]))
+    papq.write_table(vertex_table(content), path, compression="zstd")
 
 
 def vertex_table(content: Content) -> "pa.Table":
-    """Return the vertices as an Arrow table; attributes of several channels become a column each."""
+    """Return the vertices as an Arrow table: positions, ``object_id`` where there are objects, and vertex attributes.
+
+    Attributes of several channels become a column each.
+    """
     import pyarrow as pa
 
     shapes = content.shapes
@@ -454,12 +472,28 @@ def _axis_columns(names: Sequence[str], requested: Sequence[str] | None, what: s
         if missing:
             raise SourceError(f"{what} has no column {missing[0]!r}; it has {', '.join(names)}.")
         return list(requested)
+    found = find_axes(names)
+    if not found:
+        raise SourceError(
+            f"{what} has no columns x and y; it has {', '.join(names)}. Name those of the positions: axes=."
+        )
+    return found
+
+
+def find_axes(names: Sequence[str]) -> list[str]:
+    """Return the columns of positions among the names of all columns; none if they have no usual names.
+
+    Examples
+    --------
+    >>> find_axes(["x", "y", "X_location", "y_location"])
+    ['X_location', 'y_location']
+    """
     # Reversed, so that the first of names that differ only in case is taken.
     lower = {name.lower(): name for name in reversed(names)}
     for x, y, z in AXIS_NAMES:
         if x in lower and y in lower:
             return [lower[name] for name in (x, y, z) if name in lower]
-    raise SourceError(f"{what} has no columns x and y; it has {', '.join(names)}. Name those of the positions: axes=.")
+    return []
 
 
 def _numbers(table: "pa.Table", name: str, what: str) -> NDArray[Any]:

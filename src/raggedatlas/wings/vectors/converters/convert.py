@@ -1,7 +1,6 @@
 """Detect, read, write and convert files of geometry."""
 
 import inspect
-import json
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from raggedatlas.wings.vectors.converters import meshes
 from raggedatlas.wings.vectors.converters.content import Capabilities, Content, check_content, read_errors
 from raggedatlas.wings.vectors.converters.interop import ORDER, PART, RING
 from raggedatlas.wings.vectors.geometry import Geometry
+from raggedatlas.wings.vectors.inspection import is_geometry_store
 from raggedatlas.wings.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Shapes, take_objects
@@ -43,9 +43,9 @@ class Converter:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "csv": Converter((".csv", ".tsv"), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.csv_losses),
+    "csv": Converter((".csv", ".tsv"), tables.read_csv, tables.write_csv, tables.TABLE_HOLDING, tables.csv_losses),
     "parquet": Converter(
-        (".parquet",), tables.read_table, tables.write_table, tables.TABLE_HOLDING, tables.table_losses
+        (".parquet",), tables.read_parquet, tables.write_parquet, tables.TABLE_HOLDING, tables.table_losses
     ),
     "obj": Converter((".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING, meshes.obj_losses),
     "ply": Converter((".ply",), meshes.read_ply, meshes.write_ply, meshes.PLY_HOLDING, meshes.ply_losses),
@@ -303,20 +303,14 @@ STORE = "store"
 
 
 def is_store(path: Address) -> bool:
-    """Return whether a path ends in ``.zv`` or is an existing geometry store."""
+    """Return whether a path ends in ``.zv`` or is an existing geometry store, also one with damaged metadata."""
     folder = as_path(path)
     if folder.suffix == ENDING:
         return True
     # The ending of a remote file tells without a request that it is no store.
     if isinstance(folder, Location) and folder.suffix.lower() in ENDINGS:
         return False
-    try:
-        return "zarr_vectors" in json.loads((folder / "zarr.json").read_bytes()).get("attributes", {})
-    except StoreError:
-        raise
-    # A `zarr.json` that is a list has no `get`.
-    except (NotFoundError, OSError, ValueError, AttributeError):
-        return False
+    return is_geometry_store(folder)
 
 
 @checked
@@ -351,10 +345,10 @@ def convert(source: Address, target: Address, how: Conversion = Conversion()) ->
         raise SourceError(
             f"The options {', '.join(own)} are not options of a writer; pass them to the conversion itself."
         )
-    if how.writing and (how.written == STORE or (how.written is None and is_store(target))):
+    to_store = how.written == STORE or (how.written is None and is_store(target))
+    if how.writing and to_store:
         raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
     from_store = how.read == STORE or (how.read is None and is_store(source))
-    to_store = how.written == STORE or (how.written is None and is_store(target))
     if from_store and how.options:
         raise SourceError(f"The options {', '.join(sorted(how.options))} mean nothing for a geometry store.")
     if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:

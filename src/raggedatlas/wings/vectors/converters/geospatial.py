@@ -61,14 +61,15 @@ def read_geojson(path: Path) -> Content:
         if isinstance(document, list):
             document = {"type": "FeatureCollection", "features": document}
         features = document["features"] if document.get("type") == "FeatureCollection" else [document]
-    geometries = np.empty(len(features), object)
+        geometries = np.empty(len(features), object)
     for row, feature in enumerate(features):
         try:
             drawn = feature.get("geometry") if feature.get("type") == "Feature" else feature
             geometries[row] = None if drawn is None else shapely.geometry.shape(drawn)
         except Exception as error:  # noqa: BLE001 - the library raises whatever a broken geometry leads to
             raise SourceError(f"{path}: feature {row} has no geometry that can be read: {error}.") from None
-    records = [dict(feature.get("properties") or {}) for feature in features]
+    with read_errors(path, "GeoJSON", ValueError, TypeError):
+        records = [dict(feature.get("properties") or {}) for feature in features]
     # RFC 7946 dropped `crs`, but GDAL still writes it as in GeoJSON 2008.
     metadata = {"crs": document["crs"]} if document.get("crs") else {}
     members = Counter(name for feature in features if feature.get("type") == "Feature" for name in feature)

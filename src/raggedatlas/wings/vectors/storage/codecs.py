@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, SourceError
+from raggedatlas.errors import CorruptError, MissingExtraError, SourceError
 from raggedatlas.store import native
 from raggedatlas.store.native import I64, OUT_I64, OUT_U8, U8, Manifests, library
 from raggedatlas.wings.vectors.geometry import Fragments, Level, Objects
@@ -329,51 +329,6 @@ def locate_fragments(
         raise corrupt_index_error(fault, blob, what)
 
 
-class FragmentIndex:
-    """Random access to the fragments of one chunk, a ZVFG blob, decoded lazily.
-
-    Examples
-    --------
-    >>> one = Fragments(np.array([0, 1]), np.array([True]), np.array([2]), np.array([3]), np.zeros(0, np.int64))
-    >>> index = FragmentIndex(encode_fragments(one)[0])
-    >>> index.is_range(0), index.range(0), index.indices(0).tolist()
-    (True, (2, 3), [2, 3, 4])
-    """
-
-    def __init__(self, blob: Bytes) -> None:
-        self.blob = np.ascontiguousarray(blob)
-        locate_fragments(self.blob, np.zeros(0, np.int64), 0, np.zeros((0, 3), np.int64))
-        self.n_fragments, self.n_ranges = (int(value) for value in self.blob[8:HEADER_BYTES].copy().view("<u4"))
-
-    def _span(self, f: int) -> tuple[int, int, int]:
-        """Return the first row of a range or -1, the byte offset of a list, and the number of rows."""
-        if not 0 <= f < self.n_fragments:
-            raise QueryError(f"Fragment {f} does not exist; the chunk has {self.n_fragments}.")
-        spans = np.empty((1, 3), np.int64)
-        # The number of rows of the chunk is not known here, so ranges are not checked against it.
-        locate_fragments(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
-        first, byte, count = spans[0].tolist()
-        return first, byte, count
-
-    def is_range(self, f: int) -> bool:
-        """Return whether fragment `f` is a range."""
-        return self._span(f)[0] >= 0
-
-    def range(self, f: int) -> tuple[int, int]:
-        """Return start and count of a range; `QueryError` for an explicit list."""
-        first, _, count = self._span(f)
-        if first < 0:
-            raise QueryError(f"Fragment {f} is an explicit list, not a range; use indices().")
-        return first, count
-
-    def indices(self, f: int) -> NDArray[np.int64]:
-        """Return the rows of a fragment, with ranges expanded."""
-        first, byte, count = self._span(f)
-        if first >= 0:
-            return np.arange(first, first + count)
-        return from_bytes(self.blob[byte : byte + 8 * count], np.int64)
-
-
 def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the chunk-local rows of some fragments, concatenated, and the number of rows of each.
 
@@ -568,7 +523,7 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
     """Return one Draco bit stream per chunk; the order of vertices and faces is preserved. Links must be triangles."""
     library = _draco_library()
     if width not in (None, 3):
-        raise CorruptError(f"Draco encodes triangles; these links have {width} ends. Use the encoding 'raw'.")
+        raise SourceError(f"Draco encodes triangles; these links have {width} ends. Use the encoding 'raw'.")
     cells = []
     for c in range(len(level.chunks)):
         points = level.positions[level.bounds[c] : level.bounds[c + 1]].astype(np.float32)

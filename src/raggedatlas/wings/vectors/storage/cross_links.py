@@ -209,13 +209,14 @@ def delta_name(delta: int) -> str:
     return f"{delta:+d}" if delta else "0"
 
 
-_DELTA = re.compile(r"0|[+-]\d+")
+DELTA = re.compile(r"0|[+-][1-9][0-9]*")
+"""Names that `delta_name` gives."""
 
 
 def level_deltas(level: LevelReader) -> list[int]:
     """Return the deltas for which a level has links, besides those within chunks."""
     names = {*level.files.children(f"{level.number}/links"), *level.files.children(f"{level.number}/cross_chunk_links")}
-    return sorted(int(name) for name in names if _DELTA.fullmatch(name))
+    return sorted(int(name) for name in names if DELTA.fullmatch(name))
 
 
 class CrossLinkReader:

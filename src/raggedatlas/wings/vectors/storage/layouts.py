@@ -707,11 +707,9 @@ def _object_files_09(root: str, level: Level) -> Iterator[File]:
         # Counts the steps other than 1: ids are consecutive between two places with equal counts.
         broken = np.concatenate([[0], np.cumsum(np.diff(groups.ids) != 1)])
         run[run] = broken[first[run]] == broken[first[run] + counts[run] - 1]
-        firsts = groups.offsets[:-1][run]
-        ranges = np.stack([groups.ids[firsts], groups.ids[groups.offsets[1:][run] - 1] + 1], axis=1)
+        ranges = np.stack([groups.ids[first[run]], groups.ids[groups.offsets[1:][run] - 1] + 1], axis=1)
         if run.any():
             block["group_ranges"] = dict(zip(map(str, np.flatnonzero(run).tolist()), ranges.tolist(), strict=True))
-        counts = np.diff(groups.offsets)
         # A group stored as a range keeps an empty row, so the numbers of the other groups do not change.
         listed = groups.ids[~np.repeat(run, counts)]
         yield from vlen_array(

@@ -16,6 +16,7 @@ from raggedatlas.wings.vectors.geometry import (
     Level,
     Links,
     Objects,
+    check_stored_edges,
     extra_level_metadata,
     level_chunk_shape,
     parse_level,
@@ -124,7 +125,9 @@ class LevelReader:
         if node is None:
             raise CorruptError(f"{self.where} is missing.")
         self.facts = parse_level(node_attributes(node), self.where)
+        self.n_vertices = int(self.facts.get("vertex_count") or 0)  # as declared
         self.chunk_shape = level_chunk_shape(root, self.facts)
+        check_stored_edges(self.chunk_shape, root.n_dims, f"{self.where}: chunk_shape")
         self._families: dict[str, ChunkArray | None] = {}
         self.vertices = self._vertices()
 
@@ -168,15 +171,11 @@ class LevelReader:
         return self._families[path]
 
     @cached_property
-    def n_vertices(self) -> int:
-        """Number of vertices declared by the level."""
-        return int(self.facts.get("vertex_count") or 0)
-
-    @cached_property
     def keys(self) -> KeyLookup:
         """The chunks with vertices."""
-        width = len(self.chunk_shape)
-        return KeyLookup(self.vertices.keys if self.vertices is not None else np.zeros((0, width), np.int64))
+        keys = np.zeros((0, 0), np.int64) if self.vertices is None else self.vertices.keys
+        # In layout 0.7 a level without chunks does not tell how many parts their keys would have.
+        return KeyLookup(keys if keys.shape[1] else np.zeros((0, len(self.chunk_shape)), np.int64))
 
     @cached_property
     def links_path(self) -> str:
@@ -454,8 +453,7 @@ class ObjectIndex:
     @cached_property
     def n_dims(self) -> int:
         """Number of coordinates of a chunk in a manifest."""
-        # The keys of a level without chunks have no columns.
-        width = self.level.keys.keys.shape[1] or len(self.level.chunk_shape)
+        width = int(self.level.keys.keys.shape[1])
         n_dims = self.block.get("sid_ndim") or width
         if n_dims != width:
             raise CorruptError(
@@ -632,7 +630,7 @@ def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribut
     if node is None:
         return None
     with zarr_errors(f"{level.where}/{family}/{name}"):
-        path, block = f"{level.number}/{family}/{name}", node_attributes(node)
+        block = node_attributes(node)
         channels = tuple(str(channel) for channel in block.get("channel_names") or ())
         if node["node_type"] == "array":
             values = read_array(level.files, path, sparse=True)

@@ -77,6 +77,8 @@ class StoreFiles:
                 raise CorruptError(f"{self.root}/{path}/zarr.json is not valid JSON. Restore it from a copy.") from None
             if not isinstance(parsed, dict) or parsed.get("zarr_format") != 3:
                 raise CorruptError(f"{self.root}/{path} is not a Zarr v3 node.")
+            if not isinstance(parsed.get("attributes") or {}, dict):
+                raise CorruptError(f"{self.root}/{path} has attributes without names. Restore it from a copy.")
             self._parsed[text] = parsed
         return self._parsed[text]
 
@@ -92,6 +94,11 @@ class StoreFiles:
 
             listing = obstore.list_with_delimiter(self.location.store(), prefix=f"{path}/" if path else None)
             return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in listing["common_prefixes"])
+
+    def levels(self) -> list[int]:
+        """Return the numbers of the folders of levels, ascending."""
+        # Superscript digits pass `isdigit`, but `int` refuses them.
+        return sorted(int(name) for name in self.children("") if name.isascii() and name.isdigit())
 
     def foreign(self, path: str, cells: Sequence[tuple[slice, ...]] = ((),)) -> list[NDArray[Any]]:
         """Read parts of an array with zarr-python, by default all of it, for pipelines that are not supported here."""

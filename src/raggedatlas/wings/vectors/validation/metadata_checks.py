@@ -1,6 +1,5 @@
 """Checks of metadata: root, levels, the pyramid, and the attributes of every array."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from raggedatlas.wings.vectors.geometry import (
     parse_root,
 )
 from raggedatlas.wings.vectors.shapes import KINDS, POSITION_TYPES
+from raggedatlas.wings.vectors.storage.cross_links import DELTA
 from raggedatlas.wings.vectors.storage.level_reader import declared_dtype
 from raggedatlas.wings.vectors.validation.rules import LevelSummary, Place, StoreChecker
 
@@ -232,7 +232,6 @@ def _check_parent(checker: StoreChecker, level: LevelSummary) -> None:
         checker.report("V101", place, f"it declares that ids are preserved, but its parent has no object {other}.")
 
 
-DELTA = re.compile(r"0|[+-][1-9]\d*")
 _FRAGMENT_KEYS = {"zv_array", "zvf_array", "encoding", "nonempty_chunks", "chunk_grid_origin"}
 _VERTEX_KEYS = {*_FRAGMENT_KEYS, "dtype"}
 FRAGMENT_INDEXES = ("vertex_fragments", "link_fragments")

@@ -17,6 +17,7 @@ from raggedatlas.wings.vectors.storage.codecs import (
     split_manifests,
 )
 from raggedatlas.wings.vectors.storage.cross_links import (
+    DELTA,
     OffsetSegment,
     decode_cross_links,
     decode_level_links,
@@ -26,7 +27,7 @@ from raggedatlas.wings.vectors.storage.cross_links import (
 )
 from raggedatlas.wings.vectors.storage.zarr_reader import ChunkArray, VlenArray, read_array, read_array_bytes
 from raggedatlas.wings.vectors.validation.chunk_checks import check_column
-from raggedatlas.wings.vectors.validation.metadata_checks import DELTA, check_bytes, check_channels, dtype_of
+from raggedatlas.wings.vectors.validation.metadata_checks import check_bytes, check_channels, dtype_of
 from raggedatlas.wings.vectors.validation.rules import LevelSummary, Place, StoreChecker
 
 _ROWS = 16_384

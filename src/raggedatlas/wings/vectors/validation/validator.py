@@ -76,9 +76,9 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
 
 def _check_levels(checker: StoreChecker) -> None:
     """Check every level, then the links of each, then all levels together."""
-    names = checker.children(Place())
-    # Superscript digits pass `isdigit`, but `int` refuses them.
-    numbers = sorted(int(name) for name in names if name.isascii() and name.isdigit())
+    numbers: list[int] = []
+    with checker.guarded(Place()):
+        numbers = checker.files.levels()
     if numbers != list(range(len(numbers))) or not numbers:
         checker.report("V097", Place(), f"there are the levels {numbers}; expected 0, 1, 2, ...")
     readable = []

@@ -619,7 +619,7 @@ def written_aside(path: Path, *, overwrite: bool) -> Iterator[Path]:
     except AtlasError:
         raise
     except OSError as error:
-        raise StoreError(f"{path} cannot be written: {failure(error)}.") from error
+        raise StoreError(f"{path} cannot be written: {failure(error)}") from error
     finally:
         # What could not be put back is kept.
         if path.exists() or not old.exists():
@@ -637,13 +637,16 @@ def publish(new: Path, path: Path, old: Path, *, overwrite: bool) -> None:
     if new.is_file() and not path.is_dir():
         new.replace(path)
         return
-    if path.exists():
+    if overwrite and path.exists():
         path.rename(old)
     try:
         new.rename(path)
     except BaseException:
         if old.exists():
             old.rename(path)
+        # Made by another process meanwhile.
+        if not overwrite:
+            refuse_existing(path)
         raise
 
 

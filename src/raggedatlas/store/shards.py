@@ -387,7 +387,7 @@ def shards_below(folder: str, keys: Iterable[str]) -> dict[int, str]:
     {0: 'csr/indices/c/0'}
     """
     below = {key: key.removeprefix(f"{folder}/").partition("/")[0] for key in keys if key.startswith(f"{folder}/")}
-    return {int(number): key for key, number in below.items() if number.isdigit()}
+    return {int(number): key for key, number in below.items() if number.isdecimal()}
 
 
 def hash_shards(hashed: Mapping[int, bytes]) -> str:

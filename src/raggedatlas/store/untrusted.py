@@ -287,7 +287,7 @@ def _itemsize_v3(path: str, data_type: Any) -> int:  # noqa: ANN401 - JSON
         return 8
     if "length_bytes" in settings:
         size = int(settings["length_bytes"])
-    elif name.startswith("r") and name[1:].isdigit():
+    elif name.startswith("r") and name[1:].isdecimal():
         size = int(name[1:]) // 8
     elif name in DTYPES:
         size = np.dtype(name).itemsize

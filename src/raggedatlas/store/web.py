@@ -105,7 +105,7 @@ class WebFolder:
     def _of_doi(cls, address: str, *, any_redirect: bool) -> "WebFolder":
         doi = address.partition("doi.org/")[2] if "doi.org/" in address else address.partition(":")[2]
         number = doi.strip("/ ").lower().removeprefix(_ZENODO_DOI)
-        if not number.isdigit():
+        if not number.isdecimal():
             raise StoreError(
                 f"{address!r} is no DOI of Zenodo; expected 'doi:{_ZENODO_DOI}<number>'. Of other archives give the address of the folder."
             )
@@ -145,7 +145,7 @@ class WebFolder:
             data, declared = answer.read(most + 1, decode_content=False), answer.headers.get("Content-Length", "")
             if len(data) > most:
                 raise LimitError(f"{shown} has more than {most:,} bytes; a file of this kind has fewer.")
-            if declared.isdigit() and int(declared) != len(data):
+            if declared.isdecimal() and int(declared) != len(data):
                 raise _IncompleteError(f"{shown}: the server sent {len(data):,} of {declared} bytes.")
             return bytes(data)
 

@@ -150,7 +150,7 @@ class GeometryKind(AssetKind[GeometryRecord]):
         record is removed first, which makes the shapes invisible at once; then the pointers of the cells. If the
         process dies in between, nothing follows the remaining pointers and `repair` removes them.
         """
-        catalog = catalog.session("drop_geometry")
+        catalog = catalog.session("drop_geometry()")
         records = self.find(catalog, name)
         names = sorted({record.name for record in records})
         if len(names) > 1:

@@ -37,7 +37,7 @@ def walk_level(checker: StoreChecker, number: int, facts: dict[str, Any]) -> Lev
     keys = np.zeros((0, n_parts), np.int64)
     if array is not None:
         for name in checker.children(Place(number, "vertices")) if checker.layout == "0.7" else ():
-            if not all(part.removeprefix("-").isdigit() for part in name.split(".")):
+            if not all(part.removeprefix("-").isdecimal() for part in name.split(".")):
                 checker.report("V009", Place(number, f"vertices/{name}"), "its name is not a list of integers.")
         with checker.guarded(place, "V009"):
             # chunks that are also partitioned by an attribute have more parts than axes

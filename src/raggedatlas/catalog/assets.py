@@ -654,8 +654,9 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
             return  # The previous attempt was committed although its response was lost.
         commit = choose(old)
         fresh = pa.Table.from_pylist([record.model_dump() for record in commit.records], schema=DATASETS_SCHEMA)
-        # Before the commit, whose response may be lost: the next attempt then finds these in the table.
-        tried.update((record.uid, record.name) for record in commit.records)
+        # Before the commit, whose response may be lost: the next attempt then finds these in the table. Records that keep their names are
+        # changed once more instead.
+        tried.update({(record.uid, record.name) for record in commit.records} - {(r.uid, r.name) for r in old})
         if not commit.records and not commit.replaces:
             return
         known = {record.zarr_group for record in old}

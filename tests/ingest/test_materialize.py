@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,25 @@ def test_it_is_idempotent_and_keeps_what_snapshots_have(
     for there in (linked, linked.checkout(2)):
         assert_equal(there.dataset("d").to_anndata(), before, exact=True)
     assert problems(linked) == []
+
+
+def test_the_bundle_that_values_were_taken_from_stays(linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gc` keeps a shared bundle that only arrays of a snapshot are in, and not the frames of the dataset."""
+    monkeypatch.setattr("raggedatlas.catalog.bundles.WORTH", 1)
+    before = linked.dataset("d").to_anndata()
+    linked.snapshot()
+    linked.materialize()
+    linked.optimize()
+    linked.snapshot()
+    linked.restore(1)
+    assert linked.materialize() == ("d",)
+    linked.drop_snapshot(2)
+    linked.snapshot("taken")
+    linked.restore(1)
+    linked.gc(dry_run=False, grace=timedelta(0))
+    view = linked.checkout("taken")
+    assert [problem for problem in view.validate("deep") if problem.level == "must"] == []
+    assert_equal(view.dataset("d").to_anndata(), before, exact=True)
 
 
 def test_a_column_sorted_copy_is_made_of_linked_values_and_stays(linked: RaggedAtlas) -> None:

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import assets, linked_values
+from raggedatlas.catalog import assets, linked_values, purge
 from raggedatlas.catalog.assets import array_readers, read_links
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, SourceError, StaleSourceError, ValuesError
-from raggedatlas.ingest import materialize
+from raggedatlas.ingest import csc, materialize
 from raggedatlas.ingest.linking import SAMPLE_ROWS, SMALL_BYTES
 from raggedatlas.query.browse import AtlasView
 from raggedatlas.store.read import read_all
@@ -339,6 +339,36 @@ def test_another_thread_is_refused(linked: RaggedAtlas, monkeypatch: pytest.Monk
     assert linked.materialize() == ("d",)
     assert refused == [call]
     assert problems(linked) == []
+
+
+@pytest.mark.parametrize("at", ["before", "mark"])
+def test_a_purge_is_refused_meanwhile(linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Or values of the dataset would be written after all of it was deleted; also where the purge looks before the lease is there."""
+    copy, other, refused = csc._copy_group, RaggedAtlas.open(linked.uri), list[str]()
+
+    def meanwhile(*args: Any) -> Any:
+        with pytest.raises(ConflictError, match="writes arrays of the dataset 'd'"):
+            other.purge("d")
+        refused.append(at)
+        return copy(*args)
+
+    monkeypatch.setattr(csc, "_copy_group", meanwhile)
+    if at == "mark":
+        look, looked = purge.refuse_held, list[str]()
+
+        def late(*args: Any) -> None:
+            # The first look is before the mark.
+            if looked:
+                look(*args)
+            looked.append(at)
+
+        monkeypatch.setattr(purge, "refuse_held", late)
+    assert set(linked.add_csc("d")) == {"counts", "half"}
+    assert refused == [at]
+    assert problems(linked) == []
+    monkeypatch.undo()
+    other.purge("d")
+    assert len(linked.list_datasets()) == 0
 
 
 def test_what_another_call_has_written_is_not_written_again(

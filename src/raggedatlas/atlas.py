@@ -990,7 +990,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         NotFoundError
             If neither the tip nor a snapshot has the dataset.
         ConflictError
-            If an `add` or another purge is under way.
+            If an `add`, another purge or a call that writes arrays of the dataset is under way.
         """
         from raggedatlas.catalog.purge import purge
 

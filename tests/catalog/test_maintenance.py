@@ -313,6 +313,23 @@ def test_of_two_changes_to_one_name_the_second_sees_the_first(two: Two, monkeypa
     assert [record.name for record in read_records(catalog)].count("z") == (other == "rename")
 
 
+def test_a_licence_is_noted_although_another_commit_comes_first(two: Two, monkeypatch) -> None:  # noqa: ANN001
+    """A change that keeps the name of its dataset is not taken for one that was done before."""
+    catalog, first, second = two
+    again, done, plain = catalog.tip(), [], Tables.merge
+
+    def between(self, *given, **more):  # noqa: ANN001, ANN002, ANN202
+        if not done:
+            done.append(True)
+            maintenance.rename_dataset(again, second, "z")
+        return plain(self, *given, **more)
+
+    monkeypatch.setattr(Tables, "merge", between)
+    maintenance.set_license(catalog, first, "CC0-1.0")
+    found = {record.uid: (record.name, record.file_facts.license) for record in read_records(catalog)}
+    assert found == {first: ("a", "CC0-1.0"), second: ("z", "")}
+
+
 def test_a_space_is_registered_in_a_bounded_number_of_attempts(two: Two, monkeypatch) -> None:  # noqa: ANN001
     """Where other writers win every time, the call ends with an error that says so, and the space is not there."""
     catalog, _, _ = two

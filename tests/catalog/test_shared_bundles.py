@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import zarr
 
 import raggedatlas as ra
+from raggedatlas.catalog import bundles
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.bundles import pack_datasets
 from raggedatlas.catalog.catalog import DATASETS, shares_bundles
@@ -157,6 +158,25 @@ def test_zarr_python_opens_a_group_in_the_bundle(atlas: ra.RaggedAtlas) -> None:
         columns = group["columns"][:] if "columns" in group else slice(None)
     whole = made(0)
     assert np.array_equal(sp.csr_matrix(tuple(parts), shape=whole.shape).toarray()[:, columns], whole.X.toarray())
+
+
+def test_a_purge_between_reading_and_writing(atlas: ra.RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that were read of a dataset are not written after it was purged; the next call packs the others."""
+    content, take = bytes_of(atlas, "d1"), bundles.take_lease
+
+    def purging(*given: Any) -> None:
+        ra.RaggedAtlas.open(atlas.uri).purge("d1")
+        take(*given)
+
+    monkeypatch.setattr(bundles, "take_lease", purging)
+    atlas.optimize()
+    assert shared(atlas) == []
+    monkeypatch.setattr(bundles, "take_lease", take)
+    atlas.optimize()
+    assert len(shared(atlas)) == 1
+    assert not [path for path in Path(atlas.uri).rglob("*") if path.is_file() and content in path.read_bytes()]
+    assert_content(atlas, [number for number in range(N_DATASETS) if number != 1])
+    assert problems(atlas) == []
 
 
 def test_few_or_large_datasets_keep_their_files(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

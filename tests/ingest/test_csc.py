@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import NotFoundError, QueryError
+from raggedatlas.errors import ConflictError, NotFoundError, QueryError
 from raggedatlas.ingest import csc
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.read import ArrayReader, read_slice
@@ -99,6 +100,41 @@ def test_it_can_be_interrupted_and_run_again(atlas, monkeypatch, at) -> None:  #
     np.testing.assert_array_equal(atlas.dataset("d").to_anndata().X.toarray(), file.X.toarray())
     assert set(atlas.add_csc("d")) == {"counts", "half"}
     assert_copied(atlas, file, {"counts": "X", "half": "half"})
+
+
+@pytest.mark.parametrize("layers", [None, ["counts"], ["half"]])
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_a_snapshot_has_is_taken(atlas, monkeypatch, layers, packed) -> None:  # noqa: ANN001
+    """After `restore`, what is copied again is what the snapshot names, and no file of it is touched."""
+    monkeypatch.setattr("raggedatlas.catalog.bundles.WORTH", 1 if packed else 9)
+    file = make(20, 6, 0.4, 0)
+    atlas.add(file, "d", progress=False)
+    atlas.snapshot()
+    atlas.add_csc("d", layers=["counts"])
+    atlas.optimize()
+    atlas.snapshot()
+    atlas.restore(1)
+    files = {path: path.stat().st_mtime_ns for path in Path(atlas.uri).rglob("csc/**/c/*")}
+    assert atlas.add_csc("d", layers=layers) == (("counts", "half") if layers is None else tuple(layers))
+    assert files == {path: path.stat().st_mtime_ns for path in files}
+    assert_copied(atlas, file, {name: {"counts": "X"}.get(name, name) for name in layers or ("counts", "half")})
+    for there in (atlas, atlas.checkout(2)):
+        assert [p for p in there.validate("deep") if p.level == "must"] == []
+
+
+def test_a_dataset_that_is_dropped_meanwhile(atlas, monkeypatch) -> None:  # noqa: ANN001
+    """The call does not say that it has written what nobody can read."""
+    atlas.add(make(20, 6, 0.4, 0), "d", progress=False)
+    copy = csc._copy_group
+
+    def dropping(*given):  # noqa: ANN002, ANN202
+        RaggedAtlas.open(atlas.uri).drop_dataset("d")
+        return copy(*given)
+
+    monkeypatch.setattr(csc, "_copy_group", dropping)
+    with pytest.raises(ConflictError, match="was dropped while add_csc"):
+        atlas.add_csc("d")
+    assert len(atlas.gc(dry_run=False).groups) == 1
 
 
 def test_what_cannot_be_copied_is_refused(atlas, unchanged) -> None:  # noqa: ANN001

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import assets, linked_values
+from raggedatlas.catalog import assets, linked_values, purge
 from raggedatlas.catalog.assets import array_readers, read_links
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, SourceError, StaleSourceError, ValuesError
-from raggedatlas.ingest import materialize
+from raggedatlas.ingest import csc, materialize
 from raggedatlas.ingest.linking import SAMPLE_ROWS, SMALL_BYTES
 from raggedatlas.query.browse import AtlasView
 from raggedatlas.store.read import read_all
@@ -229,6 +230,25 @@ def test_it_is_idempotent_and_keeps_what_snapshots_have(
     assert problems(linked) == []
 
 
+def test_the_bundle_that_values_were_taken_from_stays(linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gc` keeps a shared bundle that only arrays of a snapshot are in, and not the frames of the dataset."""
+    monkeypatch.setattr("raggedatlas.catalog.bundles.WORTH", 1)
+    before = linked.dataset("d").to_anndata()
+    linked.snapshot()
+    linked.materialize()
+    linked.optimize()
+    linked.snapshot()
+    linked.restore(1)
+    assert linked.materialize() == ("d",)
+    linked.drop_snapshot(2)
+    linked.snapshot("taken")
+    linked.restore(1)
+    linked.gc(dry_run=False, grace=timedelta(0))
+    view = linked.checkout("taken")
+    assert [problem for problem in view.validate("deep") if problem.level == "must"] == []
+    assert_equal(view.dataset("d").to_anndata(), before, exact=True)
+
+
 def test_a_column_sorted_copy_is_made_of_linked_values_and_stays(linked: RaggedAtlas) -> None:
     """`add_csc` reads through the link; the copy is of the same rows afterwards."""
     assert set(linked.add_csc("d")) == {"counts", "half"}
@@ -319,6 +339,36 @@ def test_another_thread_is_refused(linked: RaggedAtlas, monkeypatch: pytest.Monk
     assert linked.materialize() == ("d",)
     assert refused == [call]
     assert problems(linked) == []
+
+
+@pytest.mark.parametrize("at", ["before", "mark"])
+def test_a_purge_is_refused_meanwhile(linked: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Or values of the dataset would be written after all of it was deleted; also where the purge looks before the lease is there."""
+    copy, other, refused = csc._copy_group, RaggedAtlas.open(linked.uri), list[str]()
+
+    def meanwhile(*args: Any) -> Any:
+        with pytest.raises(ConflictError, match="writes arrays of the dataset 'd'"):
+            other.purge("d")
+        refused.append(at)
+        return copy(*args)
+
+    monkeypatch.setattr(csc, "_copy_group", meanwhile)
+    if at == "mark":
+        look, looked = purge.refuse_held, list[str]()
+
+        def late(*args: Any) -> None:
+            # The first look is before the mark.
+            if looked:
+                look(*args)
+            looked.append(at)
+
+        monkeypatch.setattr(purge, "refuse_held", late)
+    assert set(linked.add_csc("d")) == {"counts", "half"}
+    assert refused == [at]
+    assert problems(linked) == []
+    monkeypatch.undo()
+    other.purge("d")
+    assert len(linked.list_datasets()) == 0
 
 
 def test_what_another_call_has_written_is_not_written_again(

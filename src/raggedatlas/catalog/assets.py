@@ -95,11 +95,11 @@ def hold_lease(catalog: Catalog, dataset: DatasetRecord, call: str) -> Iterator[
     def refuse_other() -> None:
         lease = read_lease(catalog, uid)
         if lease and not is_this_process(lease) and process_alive(lease, catalog.arrays.child(uid)):
-            raise _held_error(catalog, dataset, call, lease)
+            raise _held_error(catalog, dataset.name, call, lease)
 
     with _HELD_LOCK:
         if key in _HELD:
-            raise _held_error(catalog, dataset, call, this_process())
+            raise _held_error(catalog, dataset.name, call, this_process())
         _HELD.add(key)
     try:
         refuse_other()
@@ -114,9 +114,20 @@ def hold_lease(catalog: Catalog, dataset: DatasetRecord, call: str) -> Iterator[
         _HELD.discard(key)
 
 
-def _held_error(catalog: Catalog, dataset: DatasetRecord, call: str, lease: Mapping[str, Any]) -> ConflictError:
+def refuse_held(catalog: Catalog, uid: str, name: str, call: str) -> None:
+    """Raise while a call holds the lease of a dataset of the atlas; one of this process that nothing holds was left."""
+    lease = read_lease(catalog, uid)
+    if lease and (
+        (catalog.arrays.uri, uid) in _HELD
+        if is_this_process(lease)
+        else process_alive(lease, catalog.arrays.child(uid))
+    ):
+        raise _held_error(catalog, name, call, lease)
+
+
+def _held_error(catalog: Catalog, name: str, call: str, lease: Mapping[str, Any]) -> ConflictError:
     return ConflictError(
-        f"{call} is refused while process {lease.get('pid')} of {lease.get('host')} writes arrays of the dataset {dataset.name!r} of "
+        f"{call} is refused while process {lease.get('pid')} of {lease.get('host')} writes arrays of the dataset {name!r} of "
         f"{catalog.location.uri}, since {lease.get('started_at')}; wait until it has finished. A process on another machine counts as dead "
         "once it has written nothing for an hour."
     )
@@ -654,8 +665,9 @@ def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Com
             return  # The previous attempt was committed although its response was lost.
         commit = choose(old)
         fresh = pa.Table.from_pylist([record.model_dump() for record in commit.records], schema=DATASETS_SCHEMA)
-        # Before the commit, whose response may be lost: the next attempt then finds these in the table.
-        tried.update((record.uid, record.name) for record in commit.records)
+        # Before the commit, whose response may be lost: the next attempt then finds these in the table. Records that keep their names are
+        # changed once more instead.
+        tried.update({(record.uid, record.name) for record in commit.records} - {(r.uid, r.name) for r in old})
         if not commit.records and not commit.replaces:
             return
         known = {record.zarr_group for record in old}

@@ -9,6 +9,7 @@ import pyarrow as pa
 from raggedatlas.catalog.assets import (
     array_columns,
     group_by_dataset,
+    purged,
     read_records,
     read_specs,
     release_lease,
@@ -253,6 +254,11 @@ def _commit(catalog: Catalog, bundle: Bundle, packed: Sequence[Sequence[DatasetR
     """Write a bundle, and then the records of its datasets that are still as they were; return how many datasets."""
     # The lease keeps a purge away, whose dataset may be among these, and `gc` from a bundle that no record names yet.
     take_lease(catalog, bundle.folder)
+    # One that has ended since the files were read.
+    catalog.tables.refresh([DATASETS])
+    if purged(catalog).keys() & {own[0].uid for own in packed}:
+        catalog.arrays.child(bundle.folder).delete_prefix()
+        return 0
     bundle.write(catalog.arrays)
     note_shared_bundles(catalog)
     facts = BundleFacts(

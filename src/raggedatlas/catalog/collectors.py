@@ -155,14 +155,15 @@ def kept_versions(catalog: Catalog, names: Sequence[str], read: Callable[[Tables
 def reached_folders(catalog: Catalog) -> set[str]:
     """Return the folders of the Zarr store that a kept view names.
 
-    By the uids in its tables, and the bundles in the facts of its datasets. Read from the columns as they are stored,
-    so that a damaged record frees nothing.
+    By the uids in its tables, and the bundles that its datasets name for frames or for arrays. Read from the columns as
+    they are stored, so that a damaged record frees nothing.
     """
 
     def read(tables: Tables, name: str) -> set[str]:
-        rows = tables.read(name, ["uid", "facts"] if name == DATASETS and shares_bundles(catalog) else ["uid"])
-        facts = rows.column("facts").to_pylist() if "facts" in rows.column_names else []
-        return {*rows.column("uid").to_pylist()} | shared_folders(facts)
+        texts = ("facts", "arrays") if name == DATASETS and shares_bundles(catalog) else ()
+        rows = tables.read(name, ["uid", *texts])
+        named = (shared_folders(rows.column(text).to_pylist()) for text in texts)
+        return set[str](rows.column("uid").to_pylist()).union(*named)
 
     return set[str]().union(*kept_versions(catalog, (DATASETS, *asset_tables()), read))
 

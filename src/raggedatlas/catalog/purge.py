@@ -16,6 +16,7 @@ from raggedatlas.catalog.assets import (
     process_alive,
     purged,
     read_records,
+    refuse_held,
     refuse_unknown_assets,
     source_facts,
     this_process,
@@ -60,7 +61,8 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     no snapshot names. So it first leaves a mark in the atlas that names the versions of the current content. Until the
     purge is finished, readers of the tip read these, every other write is refused, and `validate` reports
     ``unfinished-purge``. After a crash, `repair` or the same call finishes the job. It raises `ConflictError` if an
-    `add` is under way, another purge is not finished, or another process is running this one.
+    `add` is under way, another call writes arrays of the dataset, another purge is not finished, or another process is
+    running this one.
     """
     catalog = catalog.session("purge()", anew=True, purges=True)
     refuse_unknown_assets(catalog, "purge()")
@@ -69,7 +71,10 @@ def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     if mark is None:
         uid, name = _find(catalog, uid_or_name)
         mark = PurgeMark(uid=uid, name=name)
-        steps = [partial(refuse_running_adds, catalog, "purge()"), partial(refuse_running_deletion, catalog, "purge()")]
+        steps = [
+            partial(refuse_running_adds, catalog, "purge()"), partial(refuse_running_deletion, catalog, "purge()"),
+            partial(refuse_held, catalog, uid, name or uid, "purge()"),
+        ]  # fmt: skip
     elif uid_or_name not in (mark.uid, mark.name):
         raise mark.refusal(f"purge({uid_or_name!r})", catalog.location.uri)
     steps.append(partial(_sources, catalog, mark.uid))
@@ -155,8 +160,12 @@ def _take_over(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
 def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Record which table versions are the current content, once no other process writes."""
     try:
-        # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit.
-        steps: list[Callable[[], Any]] = [catalog.tables.refresh, partial(refuse_running_adds, catalog, "purge()")]
+        # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit. What writes arrays of
+        # the dataset itself, as add_csc() does, would go on after these are deleted.
+        steps: list[Callable[[], Any]] = [
+            catalog.tables.refresh, partial(refuse_running_adds, catalog, "purge()"),
+            partial(refuse_held, catalog, mark.uid, mark.name or mark.uid, "purge()"),
+        ]  # fmt: skip
         catalog.location.side_by_side(steps)
         refuse_running_deletion(catalog, "purge()")
         if mark.uid in purged(catalog):

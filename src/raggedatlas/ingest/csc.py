@@ -13,9 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import array_columns, array_readers, find_dataset, hold_lease, read_specs
-from raggedatlas.catalog.catalog import DATASETS, Catalog
-from raggedatlas.errors import CorruptError, NotFoundError, QueryError
+from raggedatlas.catalog.assets import (
+    array_columns,
+    array_readers,
+    find_dataset,
+    hold_lease,
+    read_records,
+    read_specs,
+)
+from raggedatlas.catalog.catalog import DATASETS, VERSIONS, Catalog
+from raggedatlas.catalog.versions import list_versions
+from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError
 from raggedatlas.ingest.group_changes import change_records, group_metadata_of
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind
@@ -24,6 +32,7 @@ from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library
 from raggedatlas.store.read import ArrayReader, read_bounds, read_slice
 from raggedatlas.store.runtime import BackgroundWriter, prefetch
+from raggedatlas.store.shards import shards_path
 from raggedatlas.store.sparse import count_columns, move_runs
 
 BAND_BYTES = 192 * 2**20
@@ -48,8 +57,9 @@ def add_csc(
     """Write column-sorted copies of a dataset's sparse layers, and return the layers written now.
 
     Every row of the group is in the copy, also rows whose cells were deleted since, so ``zarr_row`` keeps its meaning.
-    Layers that had a copy are left as they are; `layers` None means all. `dataset` is a name or uid. The workers of
-    `executor` write the copies, one for each group of layers with the same entries.
+    Layers that had a copy are left as they are; `layers` None means all. A copy that a snapshot has is taken, and not
+    written over. `dataset` is a name or uid. The workers of `executor` write the copies, one for each group of layers
+    with the same entries.
     """
     catalog = catalog.session("add_csc()")
     if catalog.space(space).kind is not PointerKind.SPARSE:
@@ -64,9 +74,10 @@ def add_csc(
     written: list[str] = []
     with hold_lease(catalog, records[0], "add_csc()") as refuse_other:
         # Another call may have made a copy before this one had the lease.
-        catalog.tables.refresh([DATASETS])
+        catalog.tables.refresh([DATASETS, VERSIONS])
         records = [r for r in find_dataset(catalog, records[0].uid) if r.feature_space == space]
-        tasks = [partial(_copy_group, catalog, record, layers) for record in records]
+        copied = _copied_before(catalog, [record for record in records if _missing(record, layers)])
+        tasks = [partial(_copy_group, catalog, record, layers, copied.get(record.zarr_group)) for record in records]
         for record, copy in zip(
             records, in_order(run_tasks(tasks, executor, place=catalog.location, lost=_LOST)), strict=True
         ):
@@ -86,17 +97,42 @@ class _Copy:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
-def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None) -> _Copy:
-    wanted = [layer for layer in record.layers if layers is None or layer in layers]
-    readers = array_readers(catalog, record)
-    # Not `readers`, which lack copies in a file that may not be read.
-    missing = [layer for layer in wanted if f"csc/layers/{layer}" not in record.array_specs]
-    if not missing:
+def _missing(record: DatasetRecord, layers: Sequence[str] | None) -> list[str]:
+    """Return those of some layers that have no copy yet."""
+    there = record.array_specs
+    return [name for name in record.layers if (layers is None or name in layers) and f"csc/layers/{name}" not in there]
+
+
+def _copied_before(catalog: Catalog, records: Sequence[DatasetRecord]) -> dict[str, _Copy]:
+    """Return the copies of groups that snapshots have, which are not written over where `restore` has taken them from the records."""
+    found = {record.zarr_group: (dict[str, ArraySpec](), dict[str, str]()) for record in records}
+    views = [catalog.at(version) for version in list_versions(catalog)] if found else []
+    for then in (record for view in views for record in read_records(view)):
+        if then.zarr_group in found and '"csc/' in then.arrays:
+            specs, checksums = found[then.zarr_group]
+            specs |= {k: s for k, s in read_specs(then).items() if k.startswith("csc/") and s.linked is None}
+            checksums |= {key: sha for key, sha in then.array_checksums.items() if key.startswith("csc/")}
+    return {group: _Copy((), *copy) for group, copy in found.items()}
+
+
+def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None, before: _Copy | None) -> _Copy:
+    """Write the copies of layers that have none; `before` has those of snapshots, None where no layer lacks one."""
+    missing, specs, checksums = _missing(record, layers), dict[str, ArraySpec](), dict[str, str]()
+    if before is None:
         return _Copy()
+    for path in ("csc/indptr", "csc/indices", *(f"csc/layers/{layer}" for layer in missing)):
+        if path in before.specs and path not in record.array_specs:
+            specs[path] = before.specs[path]
+            checksums |= {k: sha for k, sha in before.checksums.items() if k in (path, shards_path(path))}
+    record = record.model_copy(update=array_columns(read_specs(record) | specs, record.array_checksums | checksums))
+    fresh = _missing(record, missing)
+    if not fresh:
+        return _Copy(missing, specs, checksums)
+    readers = array_readers(catalog, record)
     group = catalog.arrays.child(*record.zarr_group.split("/"))
     # Indices and bounds are recorded together with the first layer; further layers of the group share them.
     first_time = "csc/indptr" not in readers
-    sources = {f"csc/layers/{layer}": f"csr/layers/{layer}" for layer in missing}
+    sources = {f"csc/layers/{layer}": f"csr/layers/{layer}" for layer in fresh}
     lost = sorted({"csr/indices", "csr/indptr", *sources.values()} - set(readers))
     if lost:
         raise CorruptError(
@@ -105,7 +141,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
     kinds = {path: np.dtype(readers[source].spec.dtype) for path, source in sources.items()}
     if first_time:
         kinds = {"csc/indices": np.dtype(np.uint32)} | kinds
-    # Shards may be left of a copy that was not finished; as no record names these arrays, nobody reads them.
+    # Shards may be left of a copy that was not finished; as no record of the tip or of a snapshot names these arrays, nobody reads them.
     for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
         group.child(*path.split("/")).delete_prefix()
     # Groups of standard codecs do not list their arrays.
@@ -139,7 +175,6 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
             # Where columns with entries begin: hints by which the packed codec cuts its blocks.
             columns = starts[:-1][starts[1:] > starts[:-1]]
             later(partial(append, _gathered(entries, first, starts, list(kinds.values())), columns))
-    specs, checksums = dict[str, ArraySpec](), dict[str, str]()
     for path, written in (made | writers).items():
         specs[path] = written.close(listed=listed)
         checksums |= written.checksums(path)
@@ -147,17 +182,24 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
 
 
 def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
+    changed: list[DatasetRecord] = []
+
     def change(old: list[DatasetRecord]) -> list[DatasetRecord]:
         # Into the record as it is now: another call may have added a copy of another layer.
-        return [
+        changed[:] = [
             now.model_copy(
                 update=array_columns(read_specs(now) | dict(copy.specs), now.array_checksums | dict(copy.checksums))
             )
             for now in old
             if now.zarr_group == record.zarr_group
         ]
+        return changed
 
     change_records(catalog, record.uid, "add_csc()", change)
+    if not changed:
+        raise ConflictError(
+            f"The dataset {record.name!r} of {catalog.location.uri} was dropped while add_csc() copied it; nothing of the copy is used."
+        )
 
 
 def _column_bounds(readers: Mapping[str, ArrayReader], n_columns: int) -> NDArray[np.int64]:

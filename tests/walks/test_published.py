@@ -958,6 +958,18 @@ def test_a_second_process_asks_for_the_head_alone(server: WebServer, tmp_path: P
     assert [one.split()[1] for one in server.requests] == [f"/{HEAD}"]
 
 
+def test_what_one_address_serves_is_not_taken_for_what_another_has(folder: Path, changed: Path, tmp_path: Path) -> None:
+    """Who publishes packs under names that another atlas has changes nothing of what is read of that one."""
+    options = {"cache_dir": str(tmp_path / "cache"), "cache_size": "1GB"}
+    for file in changed.glob("*.pack"):
+        file.write_bytes(bytes(file.stat().st_size))
+    with WebServer(changed) as hostile, WebServer(folder) as server:
+        with pytest.raises(AtlasError):
+            ask(ra.open(hostile.address, storage_options=options))
+        expected = ask(ra.open(folder)).X.toarray()
+        np.testing.assert_array_equal(ask(ra.open(server.address, storage_options=options)).X.toarray(), expected)
+
+
 # Clones
 
 

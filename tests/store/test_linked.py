@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numcodecs
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -394,6 +395,26 @@ def test_no_frame_decodes_to_another_size(name: str, n: int) -> None:
     assert decoder is not None
     with pytest.raises(CorruptError):
         decoder(encoders[name](data), np.empty(64, "u1"))
+
+
+def test_zstd_frames_may_leave_out_their_size() -> None:
+    """What streaming writers write is read, alone or after a frame with a size, if it fills the chunk exactly."""
+    values = np.arange(60_000, dtype="i4") % 50
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(values.tobytes())
+    frame = sink.getvalue().to_pybytes()
+    decoder = chunk_decoder([{"name": "bytes"}, {"name": "zstd"}])
+    assert decoder is not None
+    for data, expected in ((frame, values), (numcodecs.Zstd().encode(values) + frame, np.tile(values, 2))):
+        out = np.empty_like(expected)
+        decoder(data, out)
+        np.testing.assert_array_equal(out, expected)
+        for n in (1, len(expected) - 1, len(expected) + 1, 2**20):
+            with pytest.raises(CorruptError):
+                decoder(data, np.empty(n, "i4"))
+        with pytest.raises(CorruptError):
+            decoder(data[:-9], out)
 
 
 @examples(200)

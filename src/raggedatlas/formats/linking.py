@@ -222,6 +222,8 @@ class _ZarrFolder:
         stored = check_array_metadata(where, metadata)
         outer, inner, codecs = _zarr_chunks(where, metadata, array.dtype)
         _check_codecs(where, codecs)
+        if codecs[0]["name"].endswith("delta") and np.dtype(codecs[0]["configuration"]["dtype"]) != array.dtype:
+            raise _refusal(where, f"its chunks are stored as differences of another type than {array.dtype}")
         _check_number(where, array.shape, inner)
         coordinates = [*np.ndindex(*_grid(array.shape, outer))]
         keys = [f"{array.path}/{array.metadata.encode_chunk_key(at)}".lstrip("/") for at in coordinates]
@@ -504,8 +506,9 @@ def _of_numcodecs(name: str, settings: Mapping[str, Any], dtype: np.dtype[Any]) 
     """Return the codec of Zarr format 3 that a codec of numcodecs is."""
     if name == "blosc":
         # -1 lets Blosc choose: bits of single bytes, bytes of all else.
-        shuffle = settings["shuffle"]
-        return _blosc(settings["cname"], shuffle if shuffle >= 0 else 2 if dtype.itemsize == 1 else 1, dtype)
+        shuffle = settings.get("shuffle", 1)
+        chosen = shuffle if shuffle in (0, 1, 2) else 2 if dtype.itemsize == 1 else 1
+        return _blosc(settings.get("cname", "lz4"), chosen, dtype)
     kept = {key: value for key, value in settings.items() if key != "id"}
     return {"name": name if name in ("zstd", "gzip") else f"numcodecs.{name}", "configuration": kept}
 

@@ -426,6 +426,10 @@ def test_the_record_of_a_file_is_that_of_the_system(tmp_path: Path) -> None:
     assert (objects.keys, objects.etags) == (("",), ("",))
     assert (objects.n_bytes.tolist(), objects.modified.tolist()) == ([info.st_size], [info.st_mtime_ns])
     assert objects.probe == hashlib.sha256(data[:4096] + data[-4096:]).hexdigest()
+    # A time that does not fit is not known.
+    os.utime(tmp_path / "x.h5ad", (1.2e10, 1.2e10))
+    with closing(open_source(tmp_path / "x.h5ad")) as source:
+        assert linked(source, tmp_path / "x.h5ad", "X")[0].objects.modified.tolist() == [0]
     with h5py.File(tmp_path / "short.h5", "w") as file:
         file["x"] = np.arange(10)
     with h5py.File(tmp_path / "short.h5") as file:

@@ -171,7 +171,7 @@ class _Hdf5File:
             raise SourceError(
                 f"{self._place} has {facts.n_bytes:,} bytes and a chunk that ends at byte {self._end:,}; it was cut short. Fetch or write it again."
             )
-        return SourceObjects(("",), np.array([facts.n_bytes]), np.array([facts.modified]), (facts.etag,), probe)
+        return _objects(("",), [facts], probe)
 
     def _check_file(self, where: str, array: Any) -> None:  # noqa: ANN401
         """Refuse an array that is not in this file, or not yet."""
@@ -256,10 +256,7 @@ class _ZarrFolder:
         return spec, table
 
     def objects(self) -> SourceObjects:
-        n_bytes, modified = (
-            np.array([getattr(f, name) for f in self._facts], np.int64) for name in ("n_bytes", "modified")
-        )
-        return SourceObjects(tuple(self._numbers), n_bytes, modified, tuple(facts.etag for facts in self._facts))
+        return _objects(tuple(self._numbers), self._facts)
 
     def _number(self, file: _ZarrFile) -> int:
         number = self._numbers.setdefault(file.key, len(self._facts))
@@ -338,10 +335,14 @@ class _Packs:
         facts = [one for one in found if one is not None]
         if len(facts) < len(keys):
             raise _changed(str(self._place))
-        n_bytes, modified = (
-            np.array([getattr(one, name) for one in facts], np.int64) for name in ("n_bytes", "modified")
-        )
-        return SourceObjects(keys, n_bytes, modified, tuple(one.etag for one in facts))
+        return _objects(keys, facts)
+
+
+def _objects(keys: tuple[str, ...], facts: Sequence[ObjectFacts], probe: str = "") -> SourceObjects:
+    # A time after the year 2262 does not fit; it is taken for one that is not known.
+    modified = [one.modified if abs(one.modified) < 2**63 else 0 for one in facts]
+    n_bytes = np.array([one.n_bytes for one in facts], np.int64)
+    return SourceObjects(keys, n_bytes, np.array(modified, np.int64), tuple(one.etag for one in facts), probe)
 
 
 def _refusal(where: str, why: str) -> SourceError:

@@ -426,6 +426,10 @@ def test_the_record_of_a_file_is_that_of_the_system(tmp_path: Path) -> None:
     assert (objects.keys, objects.etags) == (("",), ("",))
     assert (objects.n_bytes.tolist(), objects.modified.tolist()) == ([info.st_size], [info.st_mtime_ns])
     assert objects.probe == hashlib.sha256(data[:4096] + data[-4096:]).hexdigest()
+    # A time that does not fit is not known.
+    os.utime(tmp_path / "x.h5ad", (1.2e10, 1.2e10))
+    with closing(open_source(tmp_path / "x.h5ad")) as source:
+        assert linked(source, tmp_path / "x.h5ad", "X")[0].objects.modified.tolist() == [0]
     with h5py.File(tmp_path / "short.h5", "w") as file:
         file["x"] = np.arange(10)
     with h5py.File(tmp_path / "short.h5") as file:
@@ -508,17 +512,34 @@ def test_lzf_that_a_chunk_skipped_is_told_by_its_size(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stored_values(references, specs["X/data"], tmp_path / "x.h5"), values)
 
 
+def test_codecs_whose_settings_are_left_out(tmp_path: Path) -> None:
+    """numcodecs takes its own defaults for settings that metadata of format 3 leave out, as for Blosc."""
+    import numcodecs.zarr3
+
+    group, values = zarr.open_group(tmp_path, mode="w", zarr_format=3), np.arange(12.0).reshape(3, 4)
+    with warnings.catch_warnings(action="ignore"):
+        group.create_array("a", data=values, compressors=numcodecs.zarr3.Blosc())
+        array = zarr.open_group(tmp_path, mode="r")["a"]
+    references, specs = linked(source_of(array), tmp_path, "X")
+    np.testing.assert_array_equal(stored_values(references, specs["X/data"], tmp_path), values)
+
+
 def test_encodings_that_are_not_decoded_are_refused(tmp_path: Path) -> None:
     """The codecs decide, and each is named."""
     group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=2)
     values = np.arange(12.0).reshape(3, 4)
     group.create_array("bz2", data=values, compressors=numcodecs.BZ2())
     group.create_array("fortran", data=values, order="F")
+    group.create_array("first", data=values, filters=[numcodecs.CRC32C(location="start")], compressors=None)
+    for dtype in ("<i8", ">f8", "<f4"):
+        group.create_array(dtype, data=values, filters=[numcodecs.Delta(dtype)], compressors=None)
     three = zarr.open_group(tmp_path / "y.zarr", mode="w")
     three.create_array("transposed", data=values, filters=zarr.codecs.TransposeCodec(order=(1, 0)))
     for array, said in (
         (group["bz2"], "bytes, bz2"),
         (group["fortran"], "Fortran"),
+        (group["first"], "crc32c"),
+        *((group[dtype], "differences of another type") for dtype in ("<i8", ">f8", "<f4")),
         (three["transposed"], "exchanged"),
     ):
         place = tmp_path / ("y.zarr" if array.name == "/transposed" else "x.zarr")

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numcodecs
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -275,8 +276,14 @@ def make_fifo(file: Path) -> None:
     os.mkfifo(file)
 
 
+def touch_far(file: Path) -> None:
+    """Set a time of a year of five digits, as far as the file system has it."""
+    os.utime(file, (9e11, 9e11))
+
+
 CHANGES: dict[Callable[[Path], None], str] = {
     touch: "it was written on",
+    touch_far: "it was written on",
     truncate: "bytes instead of",
     grow: "bytes instead of",
     replace_quietly: "begins or ends differently",
@@ -394,6 +401,26 @@ def test_no_frame_decodes_to_another_size(name: str, n: int) -> None:
     assert decoder is not None
     with pytest.raises(CorruptError):
         decoder(encoders[name](data), np.empty(64, "u1"))
+
+
+def test_zstd_frames_may_leave_out_their_size() -> None:
+    """What streaming writers write is read, alone or after a frame with a size, if it fills the chunk exactly."""
+    values = np.arange(60_000, dtype="i4") % 50
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(values.tobytes())
+    frame = sink.getvalue().to_pybytes()
+    decoder = chunk_decoder([{"name": "bytes"}, {"name": "zstd"}])
+    assert decoder is not None
+    for data, expected in ((frame, values), (numcodecs.Zstd().encode(values) + frame, np.tile(values, 2))):
+        out = np.empty_like(expected)
+        decoder(data, out)
+        np.testing.assert_array_equal(out, expected)
+        for n in (1, len(expected) - 1, len(expected) + 1, 2**20):
+            with pytest.raises(CorruptError):
+                decoder(data, np.empty(n, "i4"))
+        with pytest.raises(CorruptError):
+            decoder(data[:-9], out)
 
 
 @examples(200)
@@ -628,6 +655,17 @@ def test_a_remote_file_with_another_etag_is_refused(served: Any, ignore: bool) -
         server.headers = headers
         with pytest.raises(StaleSourceError, match=rf"'{DATASET}' is linked to http://.*x\.h5, .*ETag is"):
             read_slice(reader, 5000, 5010)
+
+
+@pytest.mark.parametrize("ignore", [True, False])
+def test_etags_may_lack_their_quotes(served: Any, ignore: bool) -> None:
+    """A server that leaves out the quotes of an ETag serves the recorded file, whatever it makes of the condition."""
+    server, reader, values = served
+    server.headers, server.ignore_conditions = {"ETag": "one"}, ignore
+    np.testing.assert_array_equal(read_slice(reader, 0, 10), values[:10])
+    server.headers = {"ETag": "two"}
+    with pytest.raises(StaleSourceError, match='its ETag is "two" instead of "one"'):
+        read_slice(reader, 5000, 5010)
 
 
 def test_a_remote_file_that_is_gone_or_cut_short(served: Any, tmp_path: Path) -> None:

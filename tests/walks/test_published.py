@@ -778,13 +778,14 @@ def test_redirects_within_this_machine_and_to_files_are_refused_unless_allowed(f
     expected = ask(ra.open(folder)).X.toarray()
     with Redirecting(folder) as other:
         other.target = server.address.replace("127.0.0.1", "localhost")
-        with pytest.raises(StoreError, match="private network"):
+        with pytest.raises(StoreError, match=r"^The server redirects to localhost, .*private network"):
             ra.open(other.address)
+        assert len(other.requests) == 1
         assert not server.requests
         np.testing.assert_array_equal(ask(ra.open(other.address, allow_redirects=True)).X.toarray(), expected)
-        for target in ("file:///etc/passwd#", "ftp://127.0.0.1", "gopher://x"):
+        for target in ("file:///etc/passwd#", "ftp://127.0.0.1", "gopher://x", "http://[x"):
             other.target = target
-            with pytest.raises(StoreError, match="not followed"):
+            with pytest.raises(StoreError, match="no address" if "[" in target else "not followed"):
                 ra.open(other.address, allow_redirects=True)
         other.target = other.address
         with pytest.raises(StoreError, match="redirects more than"):
@@ -851,10 +852,57 @@ def test_a_doi_leads_to_the_newest_version_of_a_record(
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("5", 5.0), ("0", 0.0), ("9999", web.LONGEST_WAIT), ("-3", 0.0), ("soon", None), ("nan", None), (None, None)],
+    [
+        ("5", 5.0),
+        ("0", 0.0),
+        ("9999", web.LONGEST_WAIT),
+        ("-3", 0.0),
+        ("soon", None),
+        ("nan", None),
+        (None, None),
+        ("Fri, 31 Dec 99999999999999999999 23:59:59 GMT", None),
+        ("Fri, 31 Dec 2020 23:59:59 +99999999999999", None),
+    ],
 )
 def test_retry_after_is_respected(text: str | None, seconds: float | None) -> None:
     assert web._retry_after(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("204 No Content\r\n", "answered 204"), ("206 OK\r\nContent-Length: 3\r\n\r\n{}", "answered 206, not with the file"),
+        ("300 OK\r\nContent-Length: 2\r\n\r\n{}", "answered 300"), ("304 OK\r\n", "answered 304"),
+        ("416 OK\r\nContent-Length: 2\r\n\r\n{}", "answered 416"),
+        ("200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", "compresses"),
+        ("200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n{}", "in 6 attempts"),
+    ],
+)  # fmt: skip
+def test_answers_that_are_no_file_are_refused(folder: Path, answer: str, text: str) -> None:
+    """Only a complete answer with plain bytes is a file; anything else is our error, which says what was answered."""
+    with WebServer(folder) as other:
+        handler: Any = other._server.RequestHandlerClass
+
+        def send(this: Any) -> None:
+            this.wfile.write(f"HTTP/1.1 {answer}\r\n\r\n".encode())
+            this.close_connection = True
+
+        handler._answer = send
+        with pytest.raises(StoreError, match=text):
+            ra.open(other.address)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_redirect_that_leads_nowhere_any_more_is_resolved_again(folder: Path, *, gone: bool) -> None:
+    """Where the address that a server redirected to fails, the server is asked again: it may name another."""
+    with WebServer(folder) as server, WebServer(folder) as first, Redirecting(folder) as other:
+        other.target = first.address
+        files = WebFolder.of(other.address, any_redirect=True)
+        expected = files.read(HEAD, 1 << 20)
+        other.target = server.address
+        handler: Any = first._server.RequestHandlerClass
+        handler._answer = lambda this: setattr(this, "close_connection", True) if gone else this.send(400, b"", {})
+        assert files.read(HEAD, 1 << 20) == expected
 
 
 def test_a_host_gets_six_requests_at_once(folder: Path) -> None:
@@ -908,6 +956,18 @@ def test_a_second_process_asks_for_the_head_alone(server: WebServer, tmp_path: P
     server.requests.clear()
     ask(ra.open(server.address, storage_options=options))
     assert [one.split()[1] for one in server.requests] == [f"/{HEAD}"]
+
+
+def test_what_one_address_serves_is_not_taken_for_what_another_has(folder: Path, changed: Path, tmp_path: Path) -> None:
+    """Who publishes packs under names that another atlas has changes nothing of what is read of that one."""
+    options = {"cache_dir": str(tmp_path / "cache"), "cache_size": "1GB"}
+    for file in changed.glob("*.pack"):
+        file.write_bytes(bytes(file.stat().st_size))
+    with WebServer(changed) as hostile, WebServer(folder) as server:
+        with pytest.raises(AtlasError):
+            ask(ra.open(hostile.address, storage_options=options))
+        expected = ask(ra.open(folder)).X.toarray()
+        np.testing.assert_array_equal(ask(ra.open(server.address, storage_options=options)).X.toarray(), expected)
 
 
 # Clones

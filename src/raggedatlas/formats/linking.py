@@ -171,7 +171,7 @@ class _Hdf5File:
             raise SourceError(
                 f"{self._place} has {facts.n_bytes:,} bytes and a chunk that ends at byte {self._end:,}; it was cut short. Fetch or write it again."
             )
-        return SourceObjects(("",), np.array([facts.n_bytes]), np.array([facts.modified]), (facts.etag,), probe)
+        return _objects(("",), [facts], probe)
 
     def _check_file(self, where: str, array: Any) -> None:  # noqa: ANN401
         """Refuse an array that is not in this file, or not yet."""
@@ -222,6 +222,8 @@ class _ZarrFolder:
         stored = check_array_metadata(where, metadata)
         outer, inner, codecs = _zarr_chunks(where, metadata, array.dtype)
         _check_codecs(where, codecs)
+        if codecs[0]["name"].endswith("delta") and np.dtype(codecs[0]["configuration"]["dtype"]) != array.dtype:
+            raise _refusal(where, f"its chunks are stored as differences of another type than {array.dtype}")
         _check_number(where, array.shape, inner)
         coordinates = [*np.ndindex(*_grid(array.shape, outer))]
         keys = [f"{array.path}/{array.metadata.encode_chunk_key(at)}".lstrip("/") for at in coordinates]
@@ -254,10 +256,7 @@ class _ZarrFolder:
         return spec, table
 
     def objects(self) -> SourceObjects:
-        n_bytes, modified = (
-            np.array([getattr(f, name) for f in self._facts], np.int64) for name in ("n_bytes", "modified")
-        )
-        return SourceObjects(tuple(self._numbers), n_bytes, modified, tuple(facts.etag for facts in self._facts))
+        return _objects(tuple(self._numbers), self._facts)
 
     def _number(self, file: _ZarrFile) -> int:
         number = self._numbers.setdefault(file.key, len(self._facts))
@@ -336,10 +335,14 @@ class _Packs:
         facts = [one for one in found if one is not None]
         if len(facts) < len(keys):
             raise _changed(str(self._place))
-        n_bytes, modified = (
-            np.array([getattr(one, name) for one in facts], np.int64) for name in ("n_bytes", "modified")
-        )
-        return SourceObjects(keys, n_bytes, modified, tuple(one.etag for one in facts))
+        return _objects(keys, facts)
+
+
+def _objects(keys: tuple[str, ...], facts: Sequence[ObjectFacts], probe: str = "") -> SourceObjects:
+    # A time after the year 2262 does not fit; it is taken for one that is not known.
+    modified = [one.modified if abs(one.modified) < 2**63 else 0 for one in facts]
+    n_bytes = np.array([one.n_bytes for one in facts], np.int64)
+    return SourceObjects(keys, n_bytes, np.array(modified, np.int64), tuple(one.etag for one in facts), probe)
 
 
 def _refusal(where: str, why: str) -> SourceError:
@@ -504,8 +507,9 @@ def _of_numcodecs(name: str, settings: Mapping[str, Any], dtype: np.dtype[Any]) 
     """Return the codec of Zarr format 3 that a codec of numcodecs is."""
     if name == "blosc":
         # -1 lets Blosc choose: bits of single bytes, bytes of all else.
-        shuffle = settings["shuffle"]
-        return _blosc(settings["cname"], shuffle if shuffle >= 0 else 2 if dtype.itemsize == 1 else 1, dtype)
+        shuffle = settings.get("shuffle", 1)
+        chosen = shuffle if shuffle in (0, 1, 2) else 2 if dtype.itemsize == 1 else 1
+        return _blosc(settings.get("cname", "lz4"), chosen, dtype)
     kept = {key: value for key, value in settings.items() if key != "id"}
     return {"name": name if name in ("zstd", "gzip") else f"numcodecs.{name}", "configuration": kept}
 

@@ -121,6 +121,8 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
         stages.pop(0)
     names = [name for name, _ in stages]
     checksum, fletcher = names[-1:] == ["crc32c"], names[-1:] == ["fletcher32"]
+    if checksum and stages[-1][1].get("location") not in {None, "end"}:
+        return None
     if checksum or fletcher:
         names.pop()
     if names == [PACKED] and not (delta or fletcher):
@@ -239,11 +241,23 @@ def _decode_blosc(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 
 
 def _decode_zstd(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Decompress a zstd chunk whose frame says its size."""
+    """Decompress a zstd chunk."""
+    import pyarrow as pa
     from numcodecs import zstd
 
-    _expect(zstd_declared_bytes(data), out, "zstd")
-    zstd.decompress(data, out)
+    declared = zstd_declared_bytes(data)
+    if declared <= out.size:
+        _expect(declared, out, "zstd")
+        zstd.decompress(data, out)
+        return
+    # Streaming writers leave the size out, and only a bound is known. No more is decoded than fits.
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+            decoded = stream.read(out.size + 1)
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(str(error)) from error
+    _expect(len(decoded), out, "zstd")
+    out[:] = np.frombuffer(decoded, np.uint8)
 
 
 def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:

@@ -432,6 +432,10 @@ class PublishedFiles:
         self._require_online(pack)
         return self._folder.read_range(pack, start, stop, self.head.packs[pack].n_bytes)
 
+    def _block_key(self, pack: str, block: int) -> str:
+        # Names are those that a publisher gives: what was read from one address is not taken for what another one has.
+        return _key(self.address, pack, self.head.packs[pack].sha256, block)
+
     def _load(self, pack: str, blocks: Sequence[int]) -> list[bytes]:
         """Return blocks of a pack; those that are not held are fetched, neighbours together, each once however many ask for it."""
         found: dict[int, bytes | Future[bytes]] = {}
@@ -446,7 +450,7 @@ class PublishedFiles:
         lacking = []
         try:
             for block, waiting in fresh.items():
-                data = None if self._cache is None else self._cache.load(_key(pack, block))
+                data = None if self._cache is None else self._cache.load(self._block_key(pack, block))
                 if data is None:
                     lacking.append(block)
                 else:
@@ -472,7 +476,7 @@ class PublishedFiles:
             for i, block in enumerate(blocks):
                 piece = data[i * BLOCK : (i + 1) * BLOCK]
                 if self._cache is not None:
-                    self._cache.keep(_key(pack, block), piece)
+                    self._cache.keep(self._block_key(pack, block), piece)
                 self._settle(pack, block, waiting[block], piece)
         except BaseException as error:
             self._fail(pack, {block: waiting[block] for block in blocks}, error)

@@ -60,13 +60,24 @@ class ObjectFacts(NamedTuple):
         """Take them from what obstore returns with an object or lists of it."""
         # Listings have milliseconds, answers to requests for the object have seconds.
         seconds = (meta["last_modified"] - _EPOCH) // timedelta(seconds=1)
-        tag = meta["e_tag"] or ""
-        # Listings of some stores leave out the quotes that are part of an ETag.
-        return cls(meta["size"], seconds * 10**9, tag if not tag or tag.endswith('"') else f'"{tag}"')
+        return cls(meta["size"], seconds * 10**9, quoted_tag(meta["e_tag"] or ""))
 
     def is_same(self, other: "ObjectFacts") -> bool:
         """Return whether both are of one version of an object: by the ETag, and without one by the time."""
         return self.n_bytes == other.n_bytes and self.etag == other.etag and (bool(self.etag) or self == other)
+
+
+def quoted_tag(tag: str) -> str:
+    """Return an ETag with the quotes that are part of it, which listings of some stores and some servers leave out.
+
+    Examples
+    --------
+    >>> quoted_tag("abc"), quoted_tag('"abc"'), quoted_tag("W/abc")
+    ('"abc"', '"abc"', 'W/"abc"')
+    """
+    if not tag or tag.endswith('"'):
+        return tag
+    return f'W/"{tag[2:]}"' if tag.startswith("W/") else f'"{tag}"'
 
 
 @dataclass(frozen=True)

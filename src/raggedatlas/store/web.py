@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from raggedatlas.errors import CorruptError, LimitError, MissingExtraError, NotFoundError, StoreError
+from raggedatlas.errors import AtlasError, CorruptError, LimitError, MissingExtraError, NotFoundError, StoreError
 from raggedatlas.store.runtime import share
 
 if TYPE_CHECKING:
@@ -142,6 +142,9 @@ class WebFolder:
         shown = self._shown(name)
 
         def take(answer: "BaseHTTPResponse") -> bytes:
+            if answer.status != 200:
+                raise StoreError(f"{shown}: the server answered {answer.status}, not with the file; check the address.")
+            _refuse_encoded(shown, answer)
             data, declared = answer.read(most + 1, decode_content=False), answer.headers.get("Content-Length", "")
             if len(data) > most:
                 raise LimitError(f"{shown} has more than {most:,} bytes; a file of this kind has fewer.")
@@ -162,10 +165,7 @@ class WebFolder:
             raise CorruptError(
                 f"{shown} has fewer than {stop:,} bytes; {size:,} are listed. It was replaced or cut short."
             )
-        if answer.headers.get("Content-Encoding", "identity").lower() not in {"identity", ""}:
-            raise StoreError(
-                f"{shown}: the server compresses what it sends, although it was asked for plain bytes of a range."
-            )
+        _refuse_encoded(shown, answer)
         if answer.status == 206:
             unit, _, span = answer.headers.get("Content-Range", "").partition(" ")
             said, _, total = span.partition("/")
@@ -222,11 +222,17 @@ class WebFolder:
                     wait = wait if asked is None else asked
             except _IncompleteError as error:
                 reason = str(error)
-            except HTTPError as error:
+            # urllib3 lets a `ValueError` about a body through whose parts have impossible lengths.
+            except (HTTPError, ValueError) as error:
+                # What refused an address is passed on as the cause of a failed connection.
+                refusal = next((one for one in (error, *error.args) if isinstance(one, AtlasError)), None)
+                if refusal is not None:
+                    raise refusal from None
                 if isinstance(error, SSLError) or isinstance(error.__cause__, SSLError):
                     raise StoreError(
                         f"{self._shown(name)}: the certificate of the server is not accepted ({error})."
                     ) from error
+                self._resolved.pop(first, None)
                 reason = _plain(error)
         raise StoreError(f"{self._shown(name)} cannot be read: {reason}; so in {ATTEMPTS} attempts. Try again later.")
 
@@ -237,7 +243,7 @@ class WebFolder:
             raise StoreError(
                 f"{self._shown(name)}: the server refuses access ({status}). Check the address, and the login where it needs one."
             )
-        if status >= 400 and status != 416:
+        if status not in {200, 206, 416}:
             raise StoreError(f"{self._shown(name)}: the server answered {status}; check the address.")
 
     def _follow(self, first: str, headers: Mapping[str, str]) -> "BaseHTTPResponse":
@@ -245,9 +251,9 @@ class WebFolder:
         known = self._resolved.get(first)
         if known is not None and time.monotonic() - known[1] < RESOLVED_SECONDS:
             answer = self._ask(known[0], headers)
-            if answer.status not in {401, 403, 404, 410, *_REDIRECTS}:
+            if answer.status in {200, 206, 416, *_BUSY}:
                 return answer
-            # The signature has expired, or the file has moved.
+            # The signature has expired (some stores say 400), or the file has moved.
             answer.close()
         self._resolved.pop(first, None)
         url, permanent = first, False
@@ -257,14 +263,17 @@ class WebFolder:
                 if permanent:
                     self._resolved[first] = url, time.monotonic()
                 return answer
-            target = urljoin(url, answer.headers.get("Location", ""))
             answer.close()
-            self._check_redirect(url, target)
-            url, permanent = target, True
+            url, permanent = self._redirected(url, answer.headers.get("Location", "")), True
         raise StoreError(f"{self.address} redirects more than {_MOST_REDIRECTS} times; check the address.")
 
-    def _check_redirect(self, source: str, target: str) -> None:
-        before, after = urlsplit(source), urlsplit(target)
+    def _redirected(self, source: str, location: str) -> str:
+        """Return where a redirect leads; refuse what is no address of a web server, and what leaves https."""
+        try:
+            target = urljoin(source, location)
+            before, after = urlsplit(source), urlsplit(target)
+        except ValueError as error:
+            raise StoreError(f"{self.address} redirects to {location!a}, which is no address: {error}.") from error
         if (
             after.scheme not in {"http", "https"}
             or not after.hostname
@@ -274,6 +283,7 @@ class WebFolder:
                 f"{self.address} redirects to {after.scheme}://{after.hostname or ''}, which is not followed; only web servers are, "
                 "and from https only to https."
             )
+        return target
 
     def _ask(self, url: str, headers: Mapping[str, str]) -> "BaseHTTPResponse":
         """Make one request; only the host of the folder gets the login."""
@@ -309,6 +319,11 @@ class WebFolder:
 
     def _shown(self, name: str) -> str:
         return f"{self.address.partition('?')[0].rstrip('/')}/{name}"
+
+
+def _refuse_encoded(shown: str, answer: "BaseHTTPResponse") -> None:
+    if answer.headers.get("Content-Encoding", "identity").lower() not in {"identity", ""}:
+        raise StoreError(f"{shown}: the server compresses what it sends, although it was asked for plain bytes.")
 
 
 class _IncompleteError(StoreError):
@@ -384,7 +399,7 @@ def _retry_after(text: str | None) -> float | None:
     except ValueError:
         try:
             when = parsedate_to_datetime(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return min(max(seconds, 0.0), LONGEST_WAIT) if math.isfinite(seconds) else None

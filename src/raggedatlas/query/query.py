@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike
 
 from raggedatlas.catalog.assets import asset_kind
@@ -895,7 +896,8 @@ class Query(Shown):
         Parameters
         ----------
         group, reference : condition as of `where`, Query, or sequence of uids
-            The cells; `reference` None means all other cells of this query.
+            The cells; `reference` None means all other cells of this query. A condition chooses among the cells of this query, also
+            of a sample. Cells without the feature space take no part.
         method : {"t-test", "wilcoxon"}
             Welch's t-test, or the Wilcoxon rank-sum test, in which equal values share their mean rank.
         layer : str or None
@@ -978,7 +980,11 @@ class Query(Shown):
 
     def _uids_of(self, cells: "Selection") -> pa.Array:
         if isinstance(cells, str | Mapping | Filter):
-            cells = self.where(cells)
+            spec = self.where(cells).spec
+            # Not of what a sample or a limit would choose among the cells that meet the condition.
+            uids = self._uids_of(self._with(filters=spec.filters, search=None, sample=None, limit=None))
+            chooses = (spec.search, spec.sample, spec.limit) != (None, None, None)
+            return uids.filter(pc.is_in(uids, value_set=self._uids_of(self))) if chooses else uids
         if isinstance(cells, Query):
             return cells.obs([]).to_arrow().column("uid").cast(pa.string()).combine_chunks()
         try:

@@ -172,13 +172,13 @@ def test_a_stored_split(tmp_path: Path) -> None:
 
 def test_files(query: ra.Query, tmp_path: Path) -> None:
     """A split comes back from CSV and TOML; its hash is that of sorted lines; a changed file is refused."""
-    split = Split.hold_out(query, {"cell_type": np.array(["K562"])}, name='a, "name"')
+    split = Split.hold_out(query, {"cell_type": np.array(["K562"])}, name='#1 a, "name"')
     for ending, read in (("csv", Split.from_frame), ("toml", Split.from_toml)):
         path = tmp_path / f"s.{ending}"
         split.write(path)
         again = read(path)
         assert again.recipe == (split.recipe if ending == "toml" else {"method": "from_frame"})
-        assert (again, again.name) == (split, 'a, "name"')
+        assert (again, again.name) == (split, '#1 a, "name"')
         changed = path.read_text().replace("test", "val", 2)
         path.write_text(changed)
         with pytest.raises(SourceError, match=r"was changed since|has no column|no split that"):

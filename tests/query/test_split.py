@@ -249,6 +249,14 @@ def test_leakage(tmp_path: Path) -> None:
     parts.iloc[0] = "test+train"
     both = Split.from_frame(parts).leakage(query, [])
     assert both.loc[both["kind"] == "cell", "value"].tolist() == [obs.index[0]]
+    # Columns and parts called as what the table or its making has.
+    atlas.annotate(pd.DataFrame({"cell": "a", "values": "b"}, obs.index), "names")
+    named = Split.from_frame(parts.str.replace("train", "row")).leakage(
+        atlas.checkout(atlas.snapshot()).query(), ["cell", "values"]
+    )
+    assert {obs.index[0], "a", "b"} <= {*named["value"]}
+    assert len(named[named["value"].str.startswith("as of the cell")]) == 2
+    assert named.loc[named["value"] == "a", "row"].item() == 60
     assert not len(Split.by(query, "donor", {"train": 0.5, "test": 0.5}).leakage(query.where(dataset="one"), ["donor"]))
     assert split.leakage(query)["kind"].isin(["donor", "cell_name", "values"]).all()
 

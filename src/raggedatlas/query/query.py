@@ -377,7 +377,7 @@ class Query(Shown):
         Notes
         -----
         Every cell is compared. Only vectors of a result that has an index are found by it, approximately, where the filters keep
-        many cells. `obs` gains ``search_distance`` or ``search_score``.
+        many cells. `obs` gains ``search_distance`` or ``search_score``, in place of a column of this name, as a file of an earlier search has.
         """
         return self._with(search=make_search(query, column, k, metric, self.catalog))
 
@@ -703,7 +703,7 @@ class Query(Shown):
             measured; NaN where none was), `count_nonzero` and `n_measured` per feature.
         """
         spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
-        columns = list(flatten_names("aggregate", (by,)))
+        columns = list(dict.fromkeys(flatten_names("aggregate", (by,))))
         return compute.aggregate(spec, self.catalog, columns, executor)
 
     def pseudobulk(
@@ -753,7 +753,8 @@ class Query(Shown):
         from raggedatlas.query.pseudobulk import pseudobulk
 
         spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
-        return pseudobulk(spec, self.catalog, list(flatten_names("pseudobulk", (by,))), min_cells, executor)
+        columns = list(dict.fromkeys(flatten_names("pseudobulk", (by,))))
+        return pseudobulk(spec, self.catalog, columns, min_cells, executor)
 
     def test(
         self,
@@ -1029,7 +1030,7 @@ class Query(Shown):
             if by is None or len(column := flatten_names("count", (by,))) != 1:
                 raise QueryError("count(level=...) counts by one column of terms, e.g. count('cell_type', level=2).")
             return count_level(term_tree(self.spec, self.catalog, column[0], None, executor), level)
-        groups = None if by is None else flatten_names("count", (by,))
+        groups = None if by is None else tuple(dict.fromkeys(flatten_names("count", (by,))))
         return compute.count(self.spec, self.catalog, groups, executor)
 
     def tree(self, column: str, *, ontology: str | None = None, executor: Executor | Workers | None = None) -> TermTree:

@@ -738,7 +738,8 @@ class Query(Shown):
         Raises
         ------
         QueryError
-            If the layer holds other values than counts, or the query names several layers or spaces.
+            If the layer holds other values than counts, the query names several layers or spaces, or `by` names a column that `obs` has of
+            the samples, such as `n_counts`.
 
         See Also
         --------

@@ -141,7 +141,8 @@ def _number_planned(
     _, obs = plan_rows(replace(spec, obs=()), catalog, cell_columns(catalog))
     every = pc.cast(obs.column("uid"), pa.string()).combine_chunks()
     there = pc.is_in(every, value_set=own).to_numpy(zero_copy_only=False)
-    return number_cells(every, group, reference, there)[pc.index_in(own, value_set=every).to_numpy()]
+    at: NDArray[np.int32] = pc.index_in(own, value_set=every).to_numpy()
+    return number_cells(every, group, reference, there)[at]
 
 
 NO_REPLICATES = "cells are compared as if they were independent; for conclusions about donors or conditions, test samples with Query.test"

@@ -59,6 +59,17 @@ WAYS: dict[str, Any] = {
 }
 
 
+def test_categories_of_an_array_have_a_file_of_their_own(small: Any, mapped: Path) -> None:
+    """Long arrays that differ in the middle, which their text leaves out, give codes of their own."""
+    names = np.array([f"D{i}" for i in range(2_000)], object)
+    other = names.copy()
+    other[[1, 1_000]] = other[[1_000, 1]]
+    for known in (names, other):
+        loader = Loader(small.query, 16, obs=["donor"], categories={"donor": known})
+        assert loader.categories["donor"].tolist() == known.tolist()
+    assert len(list(mapped.glob("*.plan"))) == 2
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_mapped_cells_are_those_in_memory(small: Any, way: str, mapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches, categories and state are equal: of cells in memory, written, mapped again, and unpickled."""

@@ -139,6 +139,47 @@ def test_only_cells_that_measured_a_gene_count(view: Any) -> None:
     assert few.loc["LYZ", "scores"] == found[found["symbol"] == "LYZ"]["scores"].iloc[0]
 
 
+def test_sets_are_among_the_cells_of_the_query(tmp_path: Path) -> None:
+    """A condition chooses among what a sample or limit chose, as the uids do; cells that lack the space take no part."""
+    rng = np.random.default_rng(0)
+    atlas = ra.RaggedAtlas.create(tmp_path / "atlas")
+    obs = pd.DataFrame({"kind": [*"ab"] * 20}, index=[f"c{i}" for i in range(40)])
+    genes = pd.DataFrame(index=[f"GENE{i}" for i in range(5)])
+    atlas.add(ad.AnnData(rng.poisson(3, (40, 5)).astype(np.int32), obs, genes), "genes")
+    proteins = pd.DataFrame(index=["CD3", "CD4"])
+    file = ad.AnnData(np.ones((40, 2), np.int32), obs, proteins)
+    atlas.add(file, "proteins", spaces={"X": "protein_abundance"})
+    query = atlas.checkout(atlas.snapshot()).query()
+    for some in (
+        query,
+        query.sample(30, seed=1),
+        query.limit(15),
+        query.order_by("cell_name", descending=True).limit(50),
+    ):
+        cells = some.to_pandas()
+        own, others = (list(cells.index[(cells["kind"] == kind) & (cells["dataset"] == "genes")]) for kind in "ab")
+        expected = some.compare(own, others)
+        pd.testing.assert_frame_equal(some.compare({"kind": "a"}), expected)
+        pd.testing.assert_frame_equal(some.compare("kind = 'a'", ra.col("kind") == "b"), expected)
+        assert some.compare({"kind": "a"}).attrs["compare"]["n_group"] == len(own)
+    pd.testing.assert_frame_equal(query.compare(query.where(kind="a")), query.compare({"kind": "a"}))
+    with pytest.raises(QueryError, match="first set of compare\\(\\) has 0 cells"):
+        query.compare({"dataset": "proteins"})
+
+
+def test_values_that_are_not_read_need_no_type_for_nan(tmp_path: Path) -> None:
+    """With missing="nan", a comparison of some features does not ask for a type that would hold NaN."""
+    atlas = ra.RaggedAtlas.create(tmp_path / "atlas")
+    for name, first in (("one", 0), ("two", 2)):
+        counts = np.arange(20, dtype=np.int64).reshape(5, 4)
+        counts[0, 0] = 2**60
+        genes = pd.DataFrame(index=[f"GENE{i + first}" for i in range(4)])
+        atlas.add(ad.AnnData(counts, pd.DataFrame(index=[f"{name}{i}" for i in range(5)]), genes), name)
+    query = atlas.checkout(atlas.snapshot()).query().features("GENE0", "GENE3")
+    expected = query.compare({"dataset": "one"})
+    pd.testing.assert_frame_equal(query.missing("nan").compare({"dataset": "one"}), expected)
+
+
 def test_ranks_of_few_values_are_those_of_scipy() -> None:
     """Zeros, ties and negative values in any mixture: the rank sum and the factor for ties are those of scipy."""
     stats = pytest.importorskip("scipy.stats")

@@ -565,3 +565,29 @@ def test_the_estimate_of_a_result_is_never_too_low(query: Query) -> None:
     small, large = (replace(space, n_cols=n).row_bytes().sum() for n in (2**31 - 1, 2**31))
     entries = sum(int((part.end - part.start).sum()) * len(part.layers) for part in space.parts)
     assert large - small == 4 * entries
+
+
+def test_a_search_hides_what_an_earlier_one_found(tmp_path: Path) -> None:
+    """A column that a file has from an earlier search gives way to the distances of this one, in every output."""
+    rng = np.random.default_rng(1)
+    obs = pd.DataFrame({"search_distance": 9.0, "kind": [*"ab"] * 5}, index=[f"c{i}" for i in range(10)])
+    file = ad.AnnData(rng.poisson(1, (10, 3)).astype(np.int32), obs, pd.DataFrame(index=["A", "B", "C"]))
+    file.obsm["X_pca"] = rng.normal(size=(10, 2)).astype(np.float32)
+    atlas = raggedatlas.RaggedAtlas.create(tmp_path / "atlas")
+    atlas.add(file, "one", spaces={"obsm/X_pca": "embedding"})
+    query = atlas.checkout(atlas.snapshot()).query()
+    assert (query.to_pandas()["search_distance"] == 9).all()
+    found = query.search([0.0, 0.0], column="embedding", k=4)
+    expected = np.sort((file.obsm["X_pca"].astype(float) ** 2).sum(axis=1))[:4].tolist()
+    for some in (found, found.obs("search_distance"), found.obs([])):
+        assert some.to_pandas()["search_distance"].tolist() == pytest.approx(expected)
+    frames = [found.to_anndata().obs, raggedatlas.read(found.write(tmp_path / "a.h5ad")).obs]
+    assert all(frame["search_distance"].tolist() == pytest.approx(expected) for frame in frames)
+    assert found.aggregate("search_distance").obs["search_distance"].tolist() == pytest.approx(expected)
+
+
+def test_a_column_that_is_named_twice_counts_once(query: Query) -> None:
+    """Groups by a column are those by the column named twice."""
+    pd.testing.assert_series_equal(query.count(["donor", "donor"]), query.count("donor"))
+    for call in (query.aggregate, query.pseudobulk):
+        pd.testing.assert_frame_equal(call(["donor", "donor"]).obs, call("donor").obs)

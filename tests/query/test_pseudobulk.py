@@ -87,6 +87,40 @@ def test_columns_that_are_constant_are_kept_and_others_listed(view: ra.AtlasView
     assert chosen.uns["pseudobulk"]["varying"].tolist() == ["score"]
 
 
+def test_columns_called_as_those_of_the_samples_are_told(tmp_path: Path) -> None:
+    """A constant column of the cells that a column of the result hides is named in the notes; as what makes the groups it is refused."""
+    atlas = ra.RaggedAtlas.create(tmp_path / "a.atlas")
+    for k in range(2):
+        file = make_file(k)
+        file.obs["n_counts"] = file.obs["n_cells"] = 7
+        atlas.add(file, f"file{k}")
+    query = atlas.checkout(atlas.snapshot()).query()
+    samples = query.pseudobulk("donor")
+    assert samples.obs["n_cells"].tolist() == [N_CELLS] * 2
+    assert samples.obs["n_counts"].tolist() == samples.X.sum(axis=1).ravel().tolist()[0]
+    assert any("(n_counts, n_cells)" in note for note in samples.uns["pseudobulk"]["notes"])
+    for name in ("n_cells", "n_counts"):
+        with pytest.raises(QueryError, match=f"by '{name}'"):
+            query.pseudobulk(name)
+    for call in (query.aggregate, query.markers):
+        with pytest.raises(QueryError, match="by 'n_cells'"):
+            call("n_cells")
+    assert query.aggregate("n_counts").obs["n_counts"].tolist() == [7]
+
+
+def test_nan_and_null_are_one_value_within_a_sample(tmp_path: Path) -> None:
+    """A column that is missing for all cells of a sample does not vary in it, whether its file has NaN or lacks the column."""
+    atlas = ra.RaggedAtlas.create(tmp_path / "a.atlas")
+    for k in range(2):
+        file = make_file(k)
+        file.obs["donor"] = "d"
+        file.obs = file.obs.assign(depth=np.nan) if k else file.obs
+        atlas.add(file, f"file{k}")
+    samples = atlas.checkout(atlas.snapshot()).query().pseudobulk("donor")
+    assert "depth" not in samples.uns["pseudobulk"]["varying"]
+    assert samples.obs["depth"].isna().all()
+
+
 def test_small_samples_and_cells_without_a_sample_are_left_out_and_told(view: ra.AtlasView) -> None:
     samples = view.query().pseudobulk(["donor", "cell_type"], min_cells=15)
     assert {*samples.obs["cell_type"]} == {"T", "B"}

@@ -172,13 +172,13 @@ def test_a_stored_split(tmp_path: Path) -> None:
 
 def test_files(query: ra.Query, tmp_path: Path) -> None:
     """A split comes back from CSV and TOML; its hash is that of sorted lines; a changed file is refused."""
-    split = Split.hold_out(query, {"cell_type": np.array(["K562"])}, name='a, "name"')
+    split = Split.hold_out(query, {"cell_type": np.array(["K562"])}, name='#1 a, "name"')
     for ending, read in (("csv", Split.from_frame), ("toml", Split.from_toml)):
         path = tmp_path / f"s.{ending}"
         split.write(path)
         again = read(path)
         assert again.recipe == (split.recipe if ending == "toml" else {"method": "from_frame"})
-        assert (again, again.name) == (split, 'a, "name"')
+        assert (again, again.name) == (split, '#1 a, "name"')
         changed = path.read_text().replace("test", "val", 2)
         path.write_text(changed)
         with pytest.raises(SourceError, match=r"was changed since|has no column|no split that"):
@@ -249,6 +249,14 @@ def test_leakage(tmp_path: Path) -> None:
     parts.iloc[0] = "test+train"
     both = Split.from_frame(parts).leakage(query, [])
     assert both.loc[both["kind"] == "cell", "value"].tolist() == [obs.index[0]]
+    # Columns and parts called as what the table or its making has.
+    atlas.annotate(pd.DataFrame({"cell": "a", "values": "b"}, obs.index), "names")
+    named = Split.from_frame(parts.str.replace("train", "row")).leakage(
+        atlas.checkout(atlas.snapshot()).query(), ["cell", "values"]
+    )
+    assert {obs.index[0], "a", "b"} <= {*named["value"]}
+    assert len(named[named["value"].str.startswith("as of the cell")]) == 2
+    assert named.loc[named["value"] == "a", "row"].item() == 60
     assert not len(Split.by(query, "donor", {"train": 0.5, "test": 0.5}).leakage(query.where(dataset="one"), ["donor"]))
     assert split.leakage(query)["kind"].isin(["donor", "cell_name", "values"]).all()
 

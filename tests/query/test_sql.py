@@ -67,6 +67,22 @@ def test_cells_are_those_of_a_query(view: ra.AtlasView, condition: str) -> None:
     assert view.sql(few, as_="arrow").to_pylist() == memory.sql(few).to_arrow_table().to_pylist()
 
 
+def test_columns_that_differ_in_case_are_told_apart(tmp_path: Path) -> None:
+    """DuckDB would give the first of them for all; the others get underscores, and their own names are refused with those."""
+    adata = small_anndata(1, N, GENES[:8])
+    adata.obs["donor"], adata.obs["Donor"], adata.obs["Donor_"], adata.obs["UID"] = "a", "b", "c", "d"
+    atlas = ra.RaggedAtlas.create(tmp_path / "atlas")
+    atlas.add(adata, "one", organism="human", progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    assert {"donor", "Donor__", "Donor_", "UID_"} <= {*view.sql("SELECT * FROM cells").columns}
+    few = view.sql('SELECT "donor", "Donor__", "Donor_", "UID_" FROM cells LIMIT 1', as_="arrow")
+    assert few.to_pylist() == [{"donor": "a", "Donor__": "b", "Donor_": "c", "UID_": "d"}]
+    assert view.sql("SELECT uid FROM cells", as_="arrow")["uid"].to_pylist() == [*view.query().to_pandas().index]
+    for name, own in (("Donor", "Donor__"), ("UID", "UID_")):
+        with pytest.raises(QueryError, match=f"'{name}' of the cells is called '{own}'"):
+            view.sql(f'SELECT "{name}" FROM cells')
+
+
 def values_of(view: ra.AtlasView, genes: list[str]) -> dict[tuple[str, str], float | None]:
     """Return the values of a query by cell and gene, None where a gene was not measured."""
     adata = view.query().features(genes).missing("nan").to_anndata()

@@ -11,11 +11,12 @@ from typing import Any
 from urllib.error import HTTPError
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 import raggedatlas as ra
-from raggedatlas.query.tables_server import ARROW, TablesServer
+from raggedatlas.query.tables_server import ARROW, TablesServer, encode
 from support.object_store import WebServer
 
 PACKAGE = Path(__file__).parents[2] / "r" / "raggedatlas"
@@ -63,6 +64,14 @@ def test_tables_are_served_in_arrow_and_in_columns(atlas: ra.RaggedAtlas) -> Non
         np.testing.assert_array_equal(found["matrix"]["p"], data.X.indptr)
         assert read(ask(server, "features"))[0]["frame"]["n_rows"] == len(view.features())
         assert read(ask(server, "datasets"))[0]["frame"]["n_rows"] == 2
+
+
+def test_whole_numbers_without_a_sign_stay_large() -> None:
+    """Those beyond 32 bits are sent as doubles, also where as int64 they would be small."""
+    _, columns = read(encode({"frame": pd.DataFrame({"n": np.array([2**64 - 1, 3], np.uint64)})}))
+    assert columns["frame"]["n"].tolist() == [2.0**64, 3.0]
+    _, columns = read(encode({"frame": pd.DataFrame({"n": np.array([2**31 - 1, 0], np.uint64)})}))
+    assert columns["frame"]["n"].tolist() == [2**31 - 1, 0]
 
 
 def read(answer: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

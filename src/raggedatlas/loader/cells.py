@@ -201,7 +201,12 @@ def stream_cells(request: CellRequest) -> PlannedCells | None:
         "datasets": list(columns.datasets.items()),
         "pointers": request.pointers,
         "columns": {name: str(columns.schema.field(name).metadata) for name in names if name in columns.schema.names},
-        "named": [[*request.names.items()], [*map(repr, request.categories.items())], request.extra],
+        # Value by value: the text of a whole array or index leaves its middle out.
+        "named": [
+            [*request.names.items()],
+            [(n, [*map(repr, v)]) for n, v in request.categories.items()],
+            request.extra,
+        ],
     }
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     folder = RecordFolder.of_options(catalog.location.storage_options)

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.compute import count_measured, kept_features, plan_layer, with_all_features
 from raggedatlas.query.modalities import make_var
-from raggedatlas.query.read import PartReader
+from raggedatlas.query.plan import plan_rows
+from raggedatlas.query.read import PartReader, ReadPlan
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.runtime import map_groups, prefetch
 
@@ -114,7 +116,7 @@ def compare(
     """Compare two sets of cells of a query, given by their uids; None means all others of the query. See `Query.compare`."""
     plan = plan_layer(replace(with_all_features(spec), obs=()), catalog, "compare")
     space = plan.single()
-    codes = number_cells(pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks(), group, reference)
+    codes = _number_planned(spec, catalog, plan, group, reference)
     rows = np.flatnonzero((codes >= 0) & space.present)
     # The first set first, so that nearly every block is of one set and none has to be divided.
     rows = rows[np.argsort(codes[rows], kind="stable")]
@@ -127,6 +129,20 @@ def compare(
     table = ranks.to_frame(make_var(space, catalog, spec.names).frame(), kept_features(spec, catalog, space))
     table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
     return table
+
+
+def _number_planned(
+    spec: QuerySpec, catalog: Catalog, plan: ReadPlan, group: pa.Array, reference: pa.Array | None
+) -> NDArray[np.int8]:
+    """Number the cells of a plan, which has those cells of the query that have the space."""
+    own = pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks()
+    if not plan.n_without:
+        return number_cells(own, group, reference)
+    _, obs = plan_rows(replace(spec, obs=()), catalog, cell_columns(catalog))
+    every = pc.cast(obs.column("uid"), pa.string()).combine_chunks()
+    there = pc.is_in(every, value_set=own).to_numpy(zero_copy_only=False)
+    at: NDArray[np.int32] = pc.index_in(own, value_set=every).to_numpy()
+    return number_cells(every, group, reference, there)[at]
 
 
 NO_REPLICATES = "cells are compared as if they were independent; for conclusions about donors or conditions, test samples with Query.test"
@@ -150,8 +166,12 @@ def describe_values(layer: str, *, normalized: bool) -> str:
     return f"log1p of {layer} per {TARGET_SUM:,.0f}" if normalized else layer
 
 
-def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) -> NDArray[np.int8]:
+def number_cells(
+    uids: pa.Array, group: pa.Array, reference: pa.Array | None, there: NDArray[np.bool_] | None = None
+) -> NDArray[np.int8]:
     """Number the cells by their set: 0 for the group, 1 for the reference (None: all others), -1 for neither.
+
+    `there`, (n_cells,), says which cells have values; None takes all.
 
     Examples
     --------
@@ -174,6 +194,8 @@ def number_cells(uids: pa.Array, group: pa.Array, reference: pa.Array | None) ->
                 f"{len(both):,} cells are in both sets, the first is {uids[int(both[0])].as_py()!r}; compare sets that share no cell."
             )
         codes[rows] = code
+    if there is not None:
+        codes[~there] = -1
     for code, name in enumerate(("first", "second")):
         if (n := int((codes == code).sum())) < 2:
             raise QueryError(f"The {name} set of compare() has {n} cells; a variance needs two at least.")

@@ -16,6 +16,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.model.arguments import Progress, brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
+from raggedatlas.model.choices import Missing
 from raggedatlas.model.frames import (
     DATASET,
     ColumnFacts,
@@ -53,6 +54,9 @@ T = TypeVar("T")
 
 PARTIAL_BYTES = 2**30
 """Approximate bytes of block sums that may wait for earlier blocks."""
+
+SIZE = "n_cells"
+"""Column of `obs` that says how many cells each group has."""
 
 COUNT_CELLS = 2**20
 """Approximate number of cells that a worker counts at once."""
@@ -223,7 +227,9 @@ def kept_features(spec: QuerySpec, catalog: Catalog, space: SpacePlan) -> NDArra
     """Return which features of a space that was planned by `with_all_features` the query keeps, (n_features,) bool."""
     if not spec.features and spec.join == "union" and spec.missing != "drop":
         return np.ones(space.n_cols, bool)
-    kept = plan_read(replace(spec, obs=()), catalog).spaces[space.name].features
+    # No values are read, so none has to be marked as not measured, for which some types have no room.
+    missing: Missing = "drop" if spec.missing == "drop" else "zero"
+    kept = plan_read(replace(spec, obs=(), missing=missing), catalog).spaces[space.name].features
     return np.isin(space.features.astype(str), kept.astype(str))
 
 
@@ -231,6 +237,10 @@ def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str)
     """Find the groups of the selected cells; `what` names the call in messages."""
     import pandas as pd
 
+    if SIZE in by:
+        raise QueryError(
+            f"{what} by {SIZE!r}: the result has a column {SIZE!r}, the number of cells; annotate the values under another name."
+        )
     plan = plan_layer(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog, what)
     space = plan.single()
     frame = frame_of(plan.obs, by, cell_columns(catalog))
@@ -241,7 +251,7 @@ def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
     obs = frame.iloc[first].reset_index(drop=True)
     text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
-    obs["n_cells"] = np.bincount(codes, minlength=n_groups)
+    obs[SIZE] = np.bincount(codes, minlength=n_groups)
     obs.index = pd.Index(["_".join(parts) for parts in zip(*text, strict=True)], dtype=object)
     # Of many cells the names take more memory than all else; what stays is how many they are.
     plan = replace(plan, obs=pa.table({"row": pa.nulls(len(codes))}))

@@ -35,27 +35,29 @@ def find_leaks(
     listed = sorted({part for label in labels for part in label})
     inside = {part: np.array([part in label for label in labels], np.int64) for part in listed}
     several = np.array([len(label) > 1 for label in labels])[codes]
-    # What is compared, and of which cells.
-    kinds: dict[str, tuple[Any, NDArray[np.int64]]] = {
-        "cell": (uids.filter(pa.array(several)).to_pylist(), np.flatnonzero(several))
-    }
+    # What is compared, and of which cells; columns may be called "cell" and "values" too.
+    kinds: list[tuple[str, Any, NDArray[np.int64]]] = [
+        ("cell", uids.filter(pa.array(several)).to_pylist(), np.flatnonzero(several))
+    ]
     for name in table.column_names:
         column = table.column(name).cast(pa.string())
-        kinds[name] = (column.drop_null().to_pylist(), np.flatnonzero(column.is_valid().to_numpy()))
+        kinds.append((name, column.drop_null().to_pylist(), np.flatnonzero(column.is_valid().to_numpy())))
     if counts:
         prints = _fingerprints(query, uids)
-        kinds["values"] = (prints[prints != 0], np.flatnonzero(prints))
+        kinds.append(("values", prints[prints != 0], np.flatnonzero(prints)))
     found = []
-    for kind, (values, rows) in kinds.items():
-        marks = pd.DataFrame({part: own[codes[rows]] for part, own in inside.items()}).assign(row=rows)
-        grouped = marks.groupby(np.asarray(values), dropna=False)
+    for number, (kind, values, rows) in enumerate(kinds):
+        grouped = pd.DataFrame({part: own[codes[rows]] for part, own in inside.items()}).groupby(
+            np.asarray(values), dropna=False
+        )
         # A cell that is in several parts is listed as that.
-        sums = grouped[listed].sum()[(grouped.size() > 1) | (kind == "cell")]
+        sums = grouped[listed].sum()[(grouped.size() > 1) | (number == 0)]
         sums = sums[(sums > 0).sum(axis=1) > 1]
         shown = [*map(str, sums.index)]
-        if kind == "values":
+        if number > table.num_columns:
             # A cell says more than a hash.
-            shown = [f"as of the cell {uids[int(row)]}" for row in grouped["row"].first().loc[sums.index]]
+            firsts = pd.Series(rows).groupby(np.asarray(values)).first()
+            shown = [f"as of the cell {uids[int(row)]}" for row in firsts.loc[sums.index]]
         found.append(sums.assign(kind=kind, value=shown))
     return pd.concat(found)[["kind", "value", *listed]].reset_index(drop=True)
 

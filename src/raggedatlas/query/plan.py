@@ -258,6 +258,9 @@ def obs_schema(cells: Cells, metadata: Sequence[str]) -> tuple[pa.Schema, dict[s
     found = {"uid": "uid", "cell_name": "cell_name"}
     for stored in metadata:
         name = columns.shown.get(stored, stored)
+        if name in rank.column_names:
+            # What this search found, not what a file has from an earlier one.
+            continue
         found[name] = stored
         kept = columns.facts[stored].to_metadata() if stored in columns.facts else None
         fields.append(pa.field(name, columns.schema.field(stored).type, metadata=kept))

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.model.frames import DATASET
+from raggedatlas.model.frames import DATASET, nan_to_null
 from raggedatlas.query.cells import cell_columns, group_codes
-from raggedatlas.query.compute import GroupedCells, add_block, count_layouts, frame_of, group_cells
+from raggedatlas.query.compute import SIZE, GroupedCells, add_block, count_layouts, frame_of, group_cells
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import pin_cells, plan_read
@@ -35,6 +35,9 @@ LEAST_MEASURED = 0.5
 
 _DENSE, _DENSE_SHARE = 1 << 20, 4
 """Blocks are added up in dense memory of at most so many values, and so many for each entry."""
+
+FACTS = (SIZE, "n_counts", "n_features", "measured_share")
+"""Columns of `obs` that are of the samples, and not of the cells."""
 
 _MOST_NAMED = 5
 _PARTIAL_BYTES = 1 << 26
@@ -183,6 +186,12 @@ def pseudobulk(
 
     if min_cells < 1:
         raise QueryError(f"min_cells={min_cells}: a sample has at least one cell.")
+    if wrong := [name for name in by if name in FACTS]:
+        raise QueryError(
+            f"pseudobulk by {wrong[0]!r}: the result has a column {wrong[0]!r} of its own; annotate the values under another name."
+        )
+    # The cells are read more than once.
+    catalog = pin_cells(catalog)
     grouped = group_cells(spec, catalog, by, "pseudobulk")
     space, n_groups = grouped.space, grouped.n_groups
     if not space.space.is_counts:
@@ -216,7 +225,9 @@ def pseudobulk(
     obs["n_features"] = np.diff(total.indptr)
     obs["measured_share"] = measured.mean(axis=1) if space.n_cols else 1.0
     constant, varying = _constant_columns(spec, catalog, by, codes, kept)
-    obs = obs.join(constant.set_axis(obs.index))
+    if own := [name for name in constant if name in FACTS]:
+        notes.append(f"left out: columns of the cells that are called as those of the samples ({', '.join(own)})")
+    obs = obs.join(constant.drop(columns=own).set_axis(obs.index))
     notes += check_design(obs, [*by])
     var = make_var(space, catalog, spec.names)
     made = ad.AnnData(total, obs=obs, var=var.frame(), layers={"count_nonzero": detected, "measured": measured})
@@ -269,7 +280,7 @@ def _constant_columns(
     first = np.full(n_groups, -1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
     # Columns are read when they are asked for.
-    obs = plan_read(spec, pin_cells(catalog), deferred=True).obs
+    obs = plan_read(spec, catalog, deferred=True).obs
     for name in names:
         if name in by:
             continue
@@ -280,7 +291,7 @@ def _constant_columns(
         except QueryError:
             # Vectors, such as embeddings, are of cells.
             continue
-        numbers, _ = group_codes(column)
+        numbers, _ = group_codes(nan_to_null(column))
         if (numbers == numbers[first][codes]).all():
             found[name] = values.reset_index(drop=True)
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike
 
 from raggedatlas.catalog.assets import asset_kind
@@ -376,7 +377,7 @@ class Query(Shown):
         Notes
         -----
         Every cell is compared. Only vectors of a result that has an index are found by it, approximately, where the filters keep
-        many cells. `obs` gains ``search_distance`` or ``search_score``.
+        many cells. `obs` gains ``search_distance`` or ``search_score``, in place of a column of this name, as a file of an earlier search has.
         """
         return self._with(search=make_search(query, column, k, metric, self.catalog))
 
@@ -702,7 +703,7 @@ class Query(Shown):
             measured; NaN where none was), `count_nonzero` and `n_measured` per feature.
         """
         spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
-        columns = list(flatten_names("aggregate", (by,)))
+        columns = list(dict.fromkeys(flatten_names("aggregate", (by,))))
         return compute.aggregate(spec, self.catalog, columns, executor)
 
     def pseudobulk(
@@ -737,7 +738,8 @@ class Query(Shown):
         Raises
         ------
         QueryError
-            If the layer holds other values than counts, or the query names several layers or spaces.
+            If the layer holds other values than counts, the query names several layers or spaces, or `by` names a column that `obs` has of
+            the samples, such as `n_counts`.
 
         See Also
         --------
@@ -752,7 +754,8 @@ class Query(Shown):
         from raggedatlas.query.pseudobulk import pseudobulk
 
         spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
-        return pseudobulk(spec, self.catalog, list(flatten_names("pseudobulk", (by,))), min_cells, executor)
+        columns = list(dict.fromkeys(flatten_names("pseudobulk", (by,))))
+        return pseudobulk(spec, self.catalog, columns, min_cells, executor)
 
     def test(
         self,
@@ -895,7 +898,8 @@ class Query(Shown):
         Parameters
         ----------
         group, reference : condition as of `where`, Query, or sequence of uids
-            The cells; `reference` None means all other cells of this query.
+            The cells; `reference` None means all other cells of this query. A condition chooses among the cells of this query, also
+            of a sample. Cells without the feature space take no part.
         method : {"t-test", "wilcoxon"}
             Welch's t-test, or the Wilcoxon rank-sum test, in which equal values share their mean rank.
         layer : str or None
@@ -978,7 +982,11 @@ class Query(Shown):
 
     def _uids_of(self, cells: "Selection") -> pa.Array:
         if isinstance(cells, str | Mapping | Filter):
-            cells = self.where(cells)
+            spec = self.where(cells).spec
+            # Not of what a sample or a limit would choose among the cells that meet the condition.
+            uids = self._uids_of(self._with(filters=spec.filters, search=None, sample=None, limit=None))
+            chooses = (spec.search, spec.sample, spec.limit) != (None, None, None)
+            return uids.filter(pc.is_in(uids, value_set=self._uids_of(self))) if chooses else uids
         if isinstance(cells, Query):
             return cells.obs([]).to_arrow().column("uid").cast(pa.string()).combine_chunks()
         try:
@@ -1023,7 +1031,7 @@ class Query(Shown):
             if by is None or len(column := flatten_names("count", (by,))) != 1:
                 raise QueryError("count(level=...) counts by one column of terms, e.g. count('cell_type', level=2).")
             return count_level(term_tree(self.spec, self.catalog, column[0], None, executor), level)
-        groups = None if by is None else flatten_names("count", (by,))
+        groups = None if by is None else tuple(dict.fromkeys(flatten_names("count", (by,))))
         return compute.count(self.spec, self.catalog, groups, executor)
 
     def tree(self, column: str, *, ontology: str | None = None, executor: Executor | Workers | None = None) -> TermTree:

@@ -758,10 +758,12 @@ def _read_csv(path: Path) -> tuple[Any, str | None]:
     import pandas as pd
 
     text = _read_text(path)
-    first = text.partition("\n")[0]
+    first, _, rest = text.partition("\n")
     expected = first.removeprefix("# ") if first.startswith("# sha256:") else None
+    # Below the hash there is no comment: what begins with `#` there is of the name of the column.
+    lines, comment = (text, "#") if expected is None else (rest, None)
     try:
-        return pd.read_csv(io.StringIO(text), comment="#", dtype=str, keep_default_na=False), expected
+        return pd.read_csv(io.StringIO(lines), comment=comment, dtype=str, keep_default_na=False), expected
     except (ValueError, pd.errors.ParserError) as error:
         raise SourceError(f"{path} is no table: {error}.") from error
 

@@ -129,8 +129,11 @@ class _Views:
     def define(self, statement: str) -> str:
         """Define the views that a statement names, and return it with a table in the place of each call of `expression`."""
         # In its arguments, too: these are evaluated before.
-        names = {text.strip('"').lower() for kind, text, _ in self._tokens(statement) if kind == "identifier"}
-        self._cells()
+        written = {
+            text.strip('"').replace('""', '"') for kind, text, _ in self._tokens(statement) if kind == "identifier"
+        }
+        names = {name.lower() for name in written}
+        self._cells(written)
         made: dict[str, Callable[[], pa.Table]] = {
             "datasets": lambda: pa.Table.from_pylist(dataset_rows(self.catalog), _DATASETS),
             "features": self._features,
@@ -154,7 +157,8 @@ class _Views:
 
     # ---- cells, features, results
 
-    def _cells(self) -> None:
+    def _cells(self, written: set[str]) -> None:
+        """Define the view of the cells for a statement in which some names are written."""
         columns = cell_columns(self.catalog)
         ids = {name: name for name in ("uid", "cell_name") if name in columns.schema.names}
         # In the order of a result; a column of the cells that is called `dataset` wins.
@@ -165,9 +169,14 @@ class _Views:
         cells = _CellDataset(self.catalog, columns, stored, self.failed)
         self.connection.register("_cells", cells)
         self._at = {column: f"c{i}" for i, column in enumerate(stored)}
-        self.connection.execute(
-            create_view("cells", {name: self._at[column] for name, column in shown.items()}, "_cells")
-        )
+        named = _told_apart([*shown])
+        if wrong := [name for name, own in named.items() if own != name and name in written]:
+            raise QueryError(
+                f"In SQL, case does not tell columns apart: {wrong[0]!r} of the cells is called {named[wrong[0]]!r} there, beside another of "
+                f'the same letters; write "{named[wrong[0]]}".'
+            )
+        view = {named[name]: self._at[column] for name, column in shown.items()}
+        self.connection.execute(create_view("cells", view, "_cells"))
 
     def _features(self) -> pa.Table:
         frames = [pa.table({name: pa.array([], pa.string()) for name in ("space", "uid", "feature_id", "symbol")})]
@@ -280,6 +289,24 @@ class _Views:
                     "measured": pa.array(flat),
                 }
             )
+
+
+def _told_apart(names: Sequence[str]) -> dict[str, str]:
+    """Return a name for each, by which DuckDB tells them apart: case of ASCII letters never counts there, and it would give the first for all.
+
+    Examples
+    --------
+    >>> _told_apart(["donor", "Donor"])
+    {'donor': 'donor', 'Donor': 'Donor_'}
+    """
+    first = {name.encode().lower(): name for name in reversed(names)}
+    found = {}
+    for name in names:
+        own = name
+        while first.setdefault(own.encode().lower(), name) != name:
+            own += "_"
+        found[name] = own
+    return found
 
 
 def _dense(batch: Batch) -> tuple[NDArray[Any], NDArray[np.bool_]]:

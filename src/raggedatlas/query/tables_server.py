@@ -230,9 +230,10 @@ def _column(values: Any) -> "tuple[dict[str, Any], np.ndarray[Any, Any]]":  # no
     if pd.api.types.is_bool_dtype(values.dtype):
         return {"type": "logical"}, np.where(missing, _NA_INTEGER, values.fillna(False).astype(bool)).astype("<i4")  # noqa: FBT003
     if pd.api.types.is_integer_dtype(values.dtype):
-        whole = values.fillna(0).astype("int64")
+        # Not as int64 at first, in which large numbers without a sign would be small ones.
+        whole = values.fillna(0)
         if whole.between(-(2**31) + 1, 2**31 - 1).all():
-            return {"type": "integer"}, np.where(missing, _NA_INTEGER, whole).astype("<i4")
+            return {"type": "integer"}, np.where(missing, _NA_INTEGER, whole.astype("int64")).astype("<i4")
     if pd.api.types.is_numeric_dtype(values.dtype):
         return {"type": "double"}, values.astype("float64").to_numpy().astype("<f8")
     codes, levels = pd.factorize(values.map(_text, na_action="ignore"))

@@ -415,7 +415,8 @@ def _read_header(file: IO[bytes], path: Path) -> MarketHeader:
             "integer|real|pattern general' was expected."
         )
     sizes = line.split()
-    if len(sizes) != 3 or not all(size.isdecimal() for size in sizes):
+    # Of bytes, `isdigit` takes decimal digits alone.
+    if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
         raise SourceError(f"{path} has the size line {line[:80]!r}, where three numbers belong; it is damaged.")
     return MarketHeader(words[3], (int(sizes[0]), int(sizes[1])), int(sizes[2]))
 

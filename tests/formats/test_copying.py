@@ -351,6 +351,28 @@ def test_complex_numbers_are_copied(tmp_path: Path, name: str, options: Any) -> 
         assert_equal(read_anndata(tmp_path / "in.h5ad"), found, exact=True)
 
 
+@pytest.mark.parametrize("dtype", [np.longlong, np.ulonglong])
+@pytest.mark.parametrize(("name", "options"), TARGETS)
+def test_the_other_integers_of_64_bits(tmp_path: Path, name: str, options: Any, dtype: Any) -> None:
+    """Values of C's second type of that size, which Zarr does not know, are written anywhere, and so are numbers from 2**63 on."""
+
+    def given(dtype: Any) -> ad.AnnData:
+        values = np.arange(9).reshape(3, 3).astype(dtype)
+        adata = ad.AnnData(values, layers={"s": sp.csr_matrix(values)}, obsm={"e": values}, varp={"p": values})
+        adata.obs["n"] = values[0]
+        adata.uns = {"one": dtype(7), "deep": {"some": values}, "table": pd.DataFrame({"n": values[0]})}
+        return adata
+
+    made = read_anndata(copy(given(dtype), open_sink(tmp_path / name, **options)))
+    usual = np.int64 if dtype is np.longlong else np.uint64
+    copy(given(usual), open_sink(tmp_path / f"usual_{name}", **options))
+    assert_equal(read_anndata(tmp_path / f"usual_{name}"), made, exact=True)
+    # anndata reads a single number of Zarr as a Python integer.
+    large = ad.AnnData(np.ones((1, 1)), uns={"n": 2**64 - 1, "list": [2**63]})
+    found = read_anndata(copy(large, open_sink(tmp_path / f"large_{name}", **options)))
+    assert (found.uns["n"], found.uns["list"].tolist()) == (2**64 - 1, [2**63])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", ">f4"])
 @pytest.mark.parametrize(("name", "options"), TARGETS)

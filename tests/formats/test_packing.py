@@ -54,6 +54,12 @@ def test_anndata_reads_what_is_packed(tmp_path: Path) -> None:
         ({"uns/a": np.ma.MaskedArray([1, 2], [True, False])}, "uns/a"),
         ({"uns/a": [1, {"b": 2}]}, "uns/a"),
         ({"uns/a": (1, 2)}, "tuple"),
+        ({"uns/a\0b": 1, "uns/a": 2}, "no file can hold"),
+        ({"uns/a": {"b\0": 1}}, "no file can hold"),
+        ({"uns/\udc80": 1}, "no file can hold"),
+        ({"uns/a\\b": 1}, "backslash"),
+        ({"uns/a": {"b": {"c\\d": 1}}}, "backslash"),
+        ({"uns/a": pd.DataFrame({"b\\c": [1]})}, "backslash"),
     ],
 )
 def test_what_anndata_cannot_write_is_refused_by_name(elements: dict[str, Any], named: str) -> None:

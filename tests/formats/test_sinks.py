@@ -217,7 +217,7 @@ MISUSES: dict[str, Callable[[Sink], Any]] = {
     "obs was not written": lambda sink: (sink.write("X", ROWS), sink.commit()),
     "ask for": lambda sink: (sink.write("X", ROWS), finish(sink, **tables(4, 2))),
     "odd": lambda sink: sink.element("uns", {"deep": {"odd": object()}}),
-    "no key": lambda sink: sink.element("uns/../../x", 1),
+    "groups within groups": lambda sink: sink.element("uns/../../x", 1),
 }
 
 
@@ -461,7 +461,7 @@ NAMES: dict[str, tuple[str, Any]] = {
     "var: the column 'n' is duplicated": ("var", TWICE),
     "uns/table: the column 'n' is duplicated": ("uns/table", TWICE),
     "'uns/a/b' has a '/' in its name": ("uns/a/b", 1),
-    "uns/rank has the key 'T/NK'": ("uns/rank", {"T/NK": np.arange(3)}),
+    "uns/rank: the key 'T/NK' has a name": ("uns/rank", {"T/NK": np.arange(3)}),
     "'layers/a/b' has a '/' in its name": ("layers/a/b", ONES),
     "'obsm/a/b' has a '/' in its name": ("obsm/a/b", ONES),
     "'varm/a/b' has a '/' in its name": ("varm/a/b", ONES),
@@ -480,6 +480,26 @@ def test_names_that_no_reader_would_find_again_are_refused(tmp_path: Path, said:
         with pytest.raises(SchemaError, match=said):
             copy(adata, open_sink(tmp_path / name, **options))
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "in_hdf5"),
+    [("a\0b", False), ("\udc80", False), ("a\\b", True), (".zarray", True), ("zarr.json", True), ("x" * 256, True)],
+    ids=["nul", "half", "backslash", "zarray", "zarr.json", "long"],
+)
+def test_names_that_a_file_would_change_are_refused(tmp_path: Path, name: str, in_hdf5: bool) -> None:
+    """No member is lost, renamed, or written over another one, wherever it is; HDF5 has names that Zarr cannot have."""
+    for place in ("layers", "obsm", "obsp", "varm", "uns", "deep"):
+        adata = small()
+        target = adata.uns.setdefault("deep", {}) if place == "deep" else getattr(adata, place)
+        target.update({"a": ONES, name: 2 * ONES})
+        for file, options in TARGETS:
+            sink = open_sink(tmp_path / file, overwrite=True, **options)
+            if in_hdf5 and file.endswith(".h5ad"):
+                assert_equal(adata, read_anndata(copy(adata, sink)))
+            else:
+                with pytest.raises(SchemaError, match="has a name"):
+                    copy(adata, sink)
 
 
 def test_a_dataset_with_a_nested_key_is_kept_and_not_written(tmp_path: Path) -> None:

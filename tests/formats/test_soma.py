@@ -7,11 +7,12 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
 import raggedatlas as ra
-from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.errors import AtlasError, LimitError, NotFoundError, SourceError
 from raggedatlas.formats.matrix_readers import MatrixLocation
 from raggedatlas.formats.registry import detect
 from raggedatlas.formats.soma import SomaRows
@@ -85,3 +86,30 @@ def test_what_is_not_there_is_refused(experiment: Path, tmp_path: Path) -> None:
     shutil.rmtree(broken / "ms" / "RNA" / "X")
     with pytest.raises(SourceError, match=r"broken\.soma"):
         ra.read(broken)
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [((5, 0), SourceError), ((0, 2**40), LimitError), (None, SourceError)],
+    ids=["row", "column", "dense"],
+)
+def test_an_embedding_that_does_not_fit_is_refused_by_name(
+    adata: ad.AnnData, tmp_path: Path, ends: tuple[int, int] | None, error: type[AtlasError]
+) -> None:
+    """Entries beyond the cells, columns that no memory holds, and another number of rows never reach an atlas."""
+    import tiledbsoma.io
+
+    path = str(tmp_path / "made")
+    tiledbsoma.io.from_anndata(path, adata[:3].copy(), measurement_name="RNA")
+    with tiledbsoma.Experiment.open(path, "w") as experiment:
+        obsm = experiment.ms["RNA"]["obsm"]
+        if ends is None:
+            dense = obsm.add_new_dense_ndarray("odd", type=pa.float64(), shape=(7, 2))
+            dense.write((slice(0, 6), slice(0, 1)), pa.Tensor.from_numpy(np.ones((7, 2))))
+        else:
+            sparse = obsm.add_new_sparse_ndarray("odd", type=pa.float64(), shape=(10, 2**41))
+            entry = {"soma_dim_0": [ends[0]], "soma_dim_1": [ends[1]], "soma_data": [1.0]}
+            sparse.write(pa.table(entry))
+    atlas = ra.RaggedAtlas.create(tmp_path / "a.atlas")
+    with pytest.raises(error, match="obsm/odd"):
+        atlas.add(path, progress=False)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,9 @@ def damage(folder: Path, name: str) -> str:
     if name == "header":
         path.write_text("%%MatrixMarket matrix array real general\n" + text)
         return "header"
+    if name == "announced":
+        path.write_text(re.sub(r"7 5 \d+", "7 5 99999999999", text, count=1))
+        return "announces 99,999,999,999 entries"
     if name == "other run":
         (folder / "barcodes.tsv").write_text("A\nB\n")
         return "tables next to it"
@@ -211,7 +215,7 @@ def damage(folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["cut", "words", "outside", "header", "other run", "ragged table", "size"],
+    ["cut", "words", "outside", "header", "announced", "other run", "ragged table", "size"],
 )
 def test_damaged_market_folders_are_refused_by_name(tmp_path: Path, name: str) -> None:
     """Each way for a folder to be wrong is told with the file."""
@@ -335,6 +339,25 @@ def test_matrices_of_kallisto_and_parse_are_cells_by_features(tmp_path: Path, pa
         assert [path.name for path in list_sources(tmp_path / name)] == [name]
     assert found.obs["sample"].tolist() == ["s0", "s1", "s0", "s1", "s0"]
     assert found.obs["count"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_names_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Names that a table of numbers could have for missing values or numbers stay text; only a line break ends a line."""
+    matrix = "%%MatrixMarket matrix coordinate integer general\n2 3 1\n1 1 5\n"
+    genes = [("NA", "nan"), ("007", "1.10"), ("x", "a\x85\u2028b")]
+    for name in ("parse", "cellranger"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "parse/DGE.mtx").write_text(matrix)
+    (tmp_path / "parse/cell_metadata.csv").write_text("bc_wells,n\nNA,1\n01,\n")
+    table = "".join(f"{key},{symbol}\n" for key, symbol in genes)
+    (tmp_path / "parse/all_genes.csv").write_text("gene_id,gene_name\n" + table, encoding="utf-8")
+    (tmp_path / "cellranger/matrix.mtx").write_text(matrix.replace("2 3 1", "3 2 1"))
+    (tmp_path / "cellranger/barcodes.tsv").write_text("NA\r\n01\r\n")
+    (tmp_path / "cellranger/features.tsv").write_text(table.replace(",", "\t"), encoding="utf-8")
+    for name in ("parse", "cellranger"):
+        found = ra.read(tmp_path / name)
+        assert found.obs_names.tolist() == ["NA", "01"]
+        assert list(found.var["symbol"].items()) == genes
 
 
 def test_other_matrices_of_a_folder_are_left_out_by_name(tmp_path: Path) -> None:

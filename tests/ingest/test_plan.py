@@ -63,6 +63,12 @@ def halves_of_characters() -> ad.AnnData:
     return made
 
 
+def with_embedding(name: str) -> ad.AnnData:
+    made = plain()
+    made.obsm[name] = np.ones((3, 2))
+    return made
+
+
 TWICE = sp.csr_matrix((np.ones(3, np.uint8), np.array([1, 1, 0]), np.array([0, 2, 3, 3])), shape=(3, 2))
 HALVES = np.full((3, 2), 0.5, np.float32)
 TEXTS: dict[str, Any] = {"c": ["a", "b", "c"]}
@@ -96,6 +102,7 @@ REFUSED: dict[str, Refused] = {
     "text of half characters": (halves_of_characters, {}, SchemaError, "Column 'c' has text that is not Unicode"),
     "a column named by one": (not_unicode, {}, SchemaError, "is not Unicode"),
     "a layer named by one": (lambda: with_layers({"a\ud800": HALVES}), {}, NameRefusedError, "is not Unicode"),
+    "an embedding named by one": (lambda: with_embedding("a\ud800"), {}, NameRefusedError, "is not Unicode"),
     "more than 200 columns": (lambda: plain(**{f"c{i}": [i] * 3 for i in range(201)}), {}, SchemaError, "201 obs columns"),
     "counts that are none": (lambda: with_layers({"counts": HALVES}), {}, ValuesError, "another name"),
     "repeated entries": (

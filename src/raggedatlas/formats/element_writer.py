@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, SchemaError
 from raggedatlas.formats.containers import unknown_encoding
-from raggedatlas.model.batch import sparse_dtype
+from raggedatlas.model.batch import machine_dtype, sparse_dtype
 from raggedatlas.model.frames import TEXT_ROWS, ColumnTable, TableColumn, Texts, is_pandas
 from raggedatlas.model.ids import is_unicode
 from raggedatlas.store.runtime import release_unused_memory, warnings_as
@@ -169,14 +169,12 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
     --------
     >>> check_names("uns/a", {"b": {"c/d": 1}}, slashes=True)
     Traceback (most recent call last):
-    raggedatlas.errors.SchemaError: uns/a/b has the key 'c/d', which files take for groups within groups; rename it, then write again.
+    raggedatlas.errors.SchemaError: uns/a/b: the key 'c/d' has a name that HDF5 takes for groups within groups; rename it, then write again.
     """
     if isinstance(value, dict):
         for name, inner in value.items():
-            if isinstance(name, str) and is_nested(name):
-                raise SchemaError(
-                    f"{path} has the key {name!r}, which files take for groups within groups; rename it, then write again."
-                )
+            if isinstance(name, str):
+                check_name(name, f"{path}: the key {name!a}", zarr=not slashes)
             check_names(f"{path}/{name}", inner, slashes=slashes)
     elif is_pandas(value, "DataFrame"):
         named = [*value.columns, *([] if value.index.name is None else [value.index.name])]
@@ -203,21 +201,35 @@ def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes
     for name in (*names, *([] if index is None else [index])):
         above = name.split("/")
         holder = next(("/".join(above[:i]) for i in range(1, len(above)) if "/".join(above[:i]) in members), None)
-        nested = any(map(is_nested, above)) if slashes else is_nested(name) or "\\" in name
+        for part in above if slashes else [name]:
+            check_name(part, f"{path}: the column {name!a}", zarr=not slashes)
         for wrong, why in (
             (name == twice, "is duplicated"),
             (name == "_index" and name in names, "bears the name that AnnData keeps for the index"),
-            (nested, f"has a name that {'HDF5' if slashes else 'Zarr'} takes for groups within groups"),
             (holder is not None, f"has a name that HDF5 takes for a member of {holder!r}"),
-            ("\0" in name or not is_unicode(name), "has a name that no file can hold"),
-            (not slashes and name in ZARR_NAMES, "has a name that Zarr keeps for metadata"),
-            (
-                not slashes and len(name.encode(errors="replace")) > MAX_NAME,
-                f"has a name of more than {MAX_NAME} bytes",
-            ),
         ):
             if wrong:
                 raise SchemaError(f"{path}: the column {name!a} {why}; rename it, then write again.")
+
+
+def check_name(name: str, what: str, *, zarr: bool) -> None:
+    """Raise if a member of a Zarr or HDF5 group with this name would be read back under another name or not at all; `what` has the name.
+
+    Examples
+    --------
+    >>> check_name("a/b", "The layer 'a/b'", zarr=False)
+    Traceback (most recent call last):
+    raggedatlas.errors.SchemaError: The layer 'a/b' has a name that HDF5 takes for groups within groups; rename it, then write again.
+    """
+    library = "Zarr" if zarr else "HDF5"
+    for wrong, why in (
+        (is_nested(name) or (zarr and "\\" in name), f"has a name that {library} takes for groups within groups"),
+        ("\0" in name or not is_unicode(name), "has a name that no file can hold"),
+        (zarr and name in ZARR_NAMES, "has a name that Zarr keeps for metadata"),
+        (zarr and len(name.encode(errors="replace")) > MAX_NAME, f"has a name of more than {MAX_NAME} bytes"),
+    ):
+        if wrong:
+            raise SchemaError(f"{what} {why}; rename it, then write again.")
 
 
 def is_nested(name: str) -> bool:
@@ -333,6 +345,8 @@ def _write_with_options(write: Callable[..., None], store: Any, key: str, value:
 def _write_in_row_chunks(write: Callable[..., None], store: Any, key: str, value: Any, **kwargs: Any) -> None:  # noqa: ANN401
     """Write one-dimensional arrays with chunks by rows: libraries choose chunks by bytes, so columns of one table would differ."""
     options = dict(kwargs["dataset_kwargs"])
+    if isinstance(value, np.ndarray) and value.dtype.char in "qQ":
+        value = value.astype(machine_dtype(value.dtype))
     if isinstance(value, np.ndarray) and value.ndim == 1 and len(value) and value.dtype.names is None:
         options["chunks"] = (min(len(value), COLUMN_CHUNK),)
     write(store, key, value, dataset_kwargs=options)
@@ -345,6 +359,9 @@ def plain_value(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
     if type(value) is complex:
         # anndata reads a Python complex number but writes only a NumPy one.
         return np.complex128(value)
+    if isinstance(value, int | np.generic) and (number := np.asarray(value)).dtype.char in "qQ":
+        # NumPy makes these of Python's integers from 2**63 on.
+        return number.astype(machine_dtype(number.dtype))[()]
     if type(value).__module__.startswith("scipy.sparse"):  # avoids importing SciPy
         return value.astype(sparse_dtype(value.dtype), copy=False)
     if isinstance(value, list) and np.array(value).dtype.kind in "OSU":

@@ -12,7 +12,7 @@ from raggedatlas.errors import LimitError, SourceError
 from raggedatlas.formats.containers import readable
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.hdf5_chunks import open_chunk_reader
-from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, machine_dtype, sparse_dtype
 from raggedatlas.model.protocols import NARROW, MatrixForm
 from raggedatlas.store.sparse import remap_csr
 
@@ -414,7 +414,7 @@ def _plain_dtype(dtype: np.dtype[Any], place: MatrixLocation) -> np.dtype[Any]:
             f"{place.uri}: {place.element} holds values of type {dtype}; booleans, integers, floats of up to 64 bits and "
             "complex numbers of two such floats can be read. Cast it, or leave it out."
         )
-    return dtype.newbyteorder("=")
+    return machine_dtype(dtype)
 
 
 def _entries(arrays: SparseArrays, n_major: int, place: MatrixLocation) -> int:

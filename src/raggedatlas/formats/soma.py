@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
+from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.containers import readable
+from raggedatlas.formats.containers import MAX_WHOLE, readable
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import NARROW, MatrixForm
@@ -118,8 +118,8 @@ def _parts(experiment: Any, uri: str, measurement: str | None) -> SourceParts:  
         rows = SomaRows(part["X"][name], shape, place(f"ms/{chosen}/X/{name}"))
         matrices.append(MatrixPart.of(key, rows, "var", "gene_expression"))
     for name in sorted(part["obsm"].keys()) if "obsm" in part else ():
-        values = _embedding(part["obsm"][name], shape[0])
-        matrices.append(MatrixPart.of(f"obsm/{name}", DenseRows(values, place(f"ms/{chosen}/obsm/{name}"))))
+        at = place(f"ms/{chosen}/obsm/{name}")
+        matrices.append(MatrixPart.of(f"obsm/{name}", DenseRows(_embedding(part["obsm"][name], shape[0], at), at)))
     return SourceParts(shape[0], cells, tuple(matrices), {"var": features}, left_out)
 
 
@@ -136,14 +136,27 @@ def _frame(stored: Any, uri: str, what: str) -> "pd.DataFrame":  # noqa: ANN401 
     return frame.set_axis(frame.index.astype(str))
 
 
-def _embedding(stored: Any, n_cells: int) -> NDArray[Any]:  # noqa: ANN401  (a sparse or dense array)
+def _embedding(stored: Any, n_cells: int, place: MatrixLocation) -> NDArray[Any]:  # noqa: ANN401  (a sparse or dense array)
     if not stored.is_sparse:
-        return np.asarray(stored.read().to_numpy())
+        values = np.asarray(stored.read().to_numpy())
+        if values.ndim != 2 or len(values) != n_cells:
+            raise SourceError(
+                f"{place.uri}: {place.element} has shape {values.shape}, where {n_cells:,} rows belong; write it again."
+            )
+        return values
     table = stored.read().tables().concat()
-    rows, columns = table["soma_dim_0"].to_numpy(), table["soma_dim_1"].to_numpy()
+    rows, columns, values = (table[name].to_numpy() for name in ("soma_dim_0", "soma_dim_1", "soma_data"))
+    if rows.max(initial=-1) >= n_cells:
+        raise SourceError(f"{place.uri}: {place.element} has entries outside its {n_cells:,} cells; write it again.")
     # The shape may be larger than what was written.
-    out = np.zeros((n_cells, int(columns.max(initial=-1)) + 1), table["soma_data"].to_numpy().dtype)
-    out[rows, columns] = table["soma_data"].to_numpy()
+    width = int(columns.max(initial=-1)) + 1
+    if n_cells * width * values.dtype.itemsize > MAX_WHOLE:
+        raise LimitError(
+            f"{place.uri}: {place.element} has entries up to column {width:,}, which would take more than {MAX_WHOLE:,} bytes as an "
+            "array. Write fewer columns, or leave it out."
+        )
+    out = np.zeros((n_cells, width), values.dtype)
+    out[rows, columns] = values
     return out
 
 

@@ -93,12 +93,11 @@ def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
     barcodes = find_part(folder, f"{prefix}{files.barcodes}")
     features = find_part(folder, *(f"{prefix}{name}" for name in files.features))
     if files.has_headers:
-        cells = _read_csv(barcodes)
-        names, columns = cells.index.tolist(), _read_csv(features)
+        cells = _read_csv(barcodes, converters={0: str})
+        # Of genes every column is text: there are genes called `NA`, `nan` and `1-Mar`.
+        names, columns = cells.index.tolist(), _read_csv(features, dtype=str, keep_default_na=False)
         table = {"id": columns.index.tolist()}
-        table |= {
-            FIELDS.get(str(key).removeprefix("gene_"), str(key)): columns[key].astype(str).tolist() for key in columns
-        }
+        table |= {FIELDS.get(str(key).removeprefix("gene_"), str(key)): columns[key].tolist() for key in columns}
     else:
         cells, names = None, read_table(barcodes, ("barcode",))["barcode"]
         table = read_table(features, ("id", "symbol", "feature_types"))
@@ -120,16 +119,16 @@ def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
     return CompositeSource(parts, name=name, uri=str(path), format="10x-mtx")
 
 
-def _read_csv(path: Path) -> "pd.DataFrame":
-    """Read a table with a header, whose first column has the names."""
+def _read_csv(path: Path, **options: Any) -> "pd.DataFrame":  # noqa: ANN401  (those of pandas)
+    """Read a table with a header, whose first column has the names, which are taken as they are."""
     import pandas as pd
 
     try:
-        frame: pd.DataFrame = pd.read_csv(path, index_col=0, dtype={0: str})
+        frame: pd.DataFrame = pd.read_csv(path, **options)
     except (OSError, EOFError, zlib.error, ValueError) as error:  # pandas' errors of parsing are ValueErrors
         raise SourceError(f"{path} cannot be read as a CSV table ({error}); fetch it again.") from error
-    frame.index = frame.index.astype(str).rename(None)
-    return frame
+    # As `index_col` it would have missing values for names such as `NA`.
+    return frame.set_index(frame.columns[0]).rename_axis(None)
 
 
 def _market_files(path: AnyPath) -> MarketFiles | None:
@@ -304,6 +303,11 @@ class MarketHeader:
     n_entries: int
 
 
+def _width(header: MarketHeader) -> int:
+    """Return how many numbers an entry has."""
+    return 2 if header.field == "pattern" else 3
+
+
 class MarketRows(SortedRows):
     """Reads a coordinate file by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
 
@@ -323,6 +327,13 @@ class MarketRows(SortedRows):
                 f"{path} has shape {self._header.shape}, but the tables next to it have {shape[1]:,} features and {shape[0]:,} "
                 f"barcodes; a file of {'barcodes by features' if by_cells else 'features by barcodes'} is expected. Put the files of one run together."
             )
+        # Each entry takes a digit and a space or line break for each of its numbers; deflate packs up to 1,032 bytes in one.
+        room = (path.stat().st_size + 1) * (1032 if path.suffix == ".gz" else 1)
+        if self._header.n_entries * 2 * _width(self._header) > room:
+            raise SourceError(
+                f"{path} announces {self._header.n_entries:,} entries, more than a file of its size can have; it was cut short or "
+                "changed. Fetch it again."
+            )
         self.shape = shape
         self.dtype = DTYPES[self._header.field]
         self.entry_bytes = 16
@@ -331,7 +342,7 @@ class MarketRows(SortedRows):
     def fill(self, sort: ExternalRowSort) -> None:
         """Add all entries to a sort."""
         n_read = 0
-        width = 2 if self._header.field == "pattern" else 3
+        width = _width(self._header)
         with _opened(self._path) as file:
             _read_header(file, self._path)
             for numbers in _numbers(file, self._header.field, width, self._path):
@@ -381,7 +392,9 @@ def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
         raise SourceError(f"{path} cannot be read ({error}); it is damaged or cut short. Fetch it again.") from error
     if len(text) > MAX_TABLE:
         raise LimitError(f"{path} unpacks to more than {MAX_TABLE:,} bytes; a table of names is never so large.")
-    lines = [line.split("\t") for line in text.decode(errors="replace").splitlines() if line]
+    # `str.splitlines` also splits at characters that names may have.
+    rows = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").decode(errors="replace").split("\n")
+    lines = [row.split("\t") for row in rows if row]
     widths = {len(line) for line in lines}
     if len(widths) > 1:
         raise SourceError(f"{path} has lines of {sorted(widths)} columns; each line must have as many. Fetch it again.")
@@ -415,6 +428,7 @@ def _read_header(file: IO[bytes], path: Path) -> MarketHeader:
             "integer|real|pattern general' was expected."
         )
     sizes = line.split()
+    # Of bytes, `isdigit` takes decimal digits alone.
     if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
         raise SourceError(f"{path} has the size line {line[:80]!r}, where three numbers belong; it is damaged.")
     return MarketHeader(words[3], (int(sizes[0]), int(sizes[1])), int(sizes[2]))

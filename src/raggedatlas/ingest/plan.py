@@ -76,6 +76,9 @@ def plan_other_elements(
     ]
     keys = dict.fromkeys([*schema.elements, *(info.key for info in sides if info not in streamed)])
     whole = [key for key in keys if key in chosen]
+    for key in (*(info.key for info in streamed), *whole):
+        if not is_unicode(key):
+            raise NameRefusedError(f"{_where(schema)}: {key!a} has a name that is not Unicode; rename it.")
     modalities = tuple(
         dict.fromkeys(key.split("/")[1] for key in (*taken, *offered, *tables) if key.startswith("mod/"))
     )

@@ -60,7 +60,19 @@ def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     >>> sparse_dtype(np.dtype("float16")), sparse_dtype(np.dtype(">i4"))
     (dtype('float32'), dtype('int32'))
     """
-    return np.dtype(np.float32) if dtype == np.float16 else dtype.newbyteorder("=")
+    return np.dtype(np.float32) if dtype == np.float16 else machine_dtype(dtype)
+
+
+def machine_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a type in the machine's byte order, of C's two 64-bit integers the one that Zarr knows.
+
+    Examples
+    --------
+    >>> machine_dtype(np.dtype(">i4")), machine_dtype(np.dtype(np.longlong)).char
+    (dtype('int32'), 'l')
+    """
+    plain = dtype.newbyteorder("=")
+    return np.dtype(plain.str) if plain.kind in "iu" else plain
 
 
 def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, LimitError, SchemaError, SourceError
 from raggedatlas.formats.anndata.elements import read_element
 from raggedatlas.formats.containers import READ_ERRORS, attribute, declared_bytes, is_array, open_object
-from raggedatlas.formats.element_writer import check_names, is_nested, members_of, plain_value, refused, write_member
+from raggedatlas.formats.element_writer import check_name, check_names, members_of, plain_value, refused, write_member
 
 METADATA = "zarr.json"
 
@@ -39,12 +39,19 @@ def pack(elements: Mapping[str, Any]) -> bytes:
     # Sorted, so that a path comes after those that it continues.
     for key in sorted(elements):
         taken = any(files.get(f"{path}/{METADATA}", GROUP) != GROUP for path in _above(key))
-        if taken or any(map(is_nested, key.split("/"))):
+        if taken:
             raise SchemaError(f"{key!r} has a '/' in its name, which files take for groups within groups; rename it.")
+        for name in key.split("/"):
+            check_name(name, f"{key!a}", zarr=False)
         check_names(key, elements[key], slashes=True)
         with refused(key):
             value = plain_value(elements[key], inferred=False)
         _write(files, key, value)
+    # Of what Zarr does not take, a zip file has all but these.
+    if divided := [path for path in files if "\\" in path]:
+        raise SchemaError(
+            f"{divided[0].removesuffix(f'/{METADATA}')} has a name with a backslash, which Zarr takes for groups within groups; rename it."
+        )
     nodes = [path.removesuffix(f"/{METADATA}") for path in files if path.endswith(f"/{METADATA}")]
     # Members of a group follow each other: zarr-python reads consolidated metadata in another order as those of other groups.
     listed = {

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, LimitError, SchemaError, SourceError
 from raggedatlas.formats.anndata.validation import raise_if_invalid
 from raggedatlas.formats.containers import GROUPS, MEMBERS, Container, open_hdf5, open_zarr
+from raggedatlas.formats.element_writer import check_name
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS
 from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput, writable
@@ -167,8 +168,8 @@ class TreeSink:
             self._mods.append(parts[1])
         if self._target.in_memory:
             return
-        if not all(parts) or "." in parts or ".." in parts:
-            raise SchemaError(f"{key!r} is no key of an element; names may not be empty, '.' or '..'.")
+        for name in parts:
+            check_name(name, f"{key!a}: {name!a}", zarr=isinstance(self._target, ZarrOutput))
         inner = parts[2:] if self.multimodal and parts[0] == "mod" else parts
         if len(inner) > (3 if inner[:2] == ["raw", "varm"] else 2):
             raise SchemaError(

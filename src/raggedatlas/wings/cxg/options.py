@@ -8,6 +8,7 @@ import numpy as np
 
 from raggedatlas.errors import SourceError
 from raggedatlas.model.choices import PCA, Embedder, Profile, WideIntegers
+from raggedatlas.model.ids import is_unicode
 
 Layout = Literal["dense", "sparse", "split"]
 """Storage layout of the matrix: `dense` and `sparse` are one two-dimensional array ``X``; `split` is ``Xr`` and ``Xc``, each
@@ -157,7 +158,7 @@ def is_embedding(name: str, width: int, dtype: np.dtype[Any]) -> bool:
 
 def is_path_name(name: str) -> bool:
     """Return whether an array can have a name: no slash, nothing that the file system or TileDB reserves."""
-    return bool(name) and not name.startswith(("__", ".")) and not set(name) & set('/\\\0:*?"<>|')
+    return bool(name) and not name.startswith(("__", ".")) and not set(name) & set('/\\\0:*?"<>|') and is_unicode(name)
 
 
 SPARSE_BELOW = 25.0

@@ -213,8 +213,8 @@ def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]
     names: list[str] = []
     losses = []
     for name in given:
-        # TileDB ends names at NUL and reserves those with `__`; `index` is a key of the hints with another meaning.
-        plain = name.replace("\0", "")
+        # TileDB ends names at NUL, takes no half characters and reserves those with `__`; `index` is a key of the hints with another meaning.
+        plain = name.replace("\0", "").encode(errors="replace").decode()
         plain = f"_{plain.lstrip('_')}" if plain.startswith("__") else plain
         plain = f"{plain or 'column'}_" if plain in (INDEX, "") else plain
         while plain in names or (plain != name and plain in given):
@@ -227,7 +227,7 @@ def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]
 
 
 def _index_name(name: Any, taken: Collection[str]) -> str:  # noqa: ANN401
-    if isinstance(name, str) and name and not name.startswith("__") and name not in {INDEX, *taken}:
+    if isinstance(name, str) and name not in taken and not _names(OBS, [name])[1]:
         return name
     k = 0
     while f"name_{k}" in taken:

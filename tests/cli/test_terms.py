@@ -53,7 +53,7 @@ def test_from_labels_to_a_tree(tmp_path: Path, data_dir: Path) -> None:
     assert "(missing)" in ask("query", atlas, "--by", "bulk_labels", "--level", "cell_class")
     assert "T cel" in ask("query", atlas, "--under", "bulk_labels=T cel", code=1)
     assert "--under" in ask("query", atlas, "--under", "bulk_labels", code=2)
-    assert "one column" in ask("query", atlas, "--level", "2", code=1)
+    assert "--level: has no effect without --by" in ask("query", atlas, "--level", "2", code=2)
 
 
 def test_own_terms_are_loaded_and_listed(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import raggedatlas as ra
 import raggedatlas.wings.results
+from raggedatlas.atlas import AtlasView
 from raggedatlas.cli.app import to_command_line
 from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
@@ -169,7 +170,19 @@ TEXTS = [
     ("add A texts.h5ad --organism human", "--on-clash text or rename"),
     ("add A two.h5", "--genome"),
     ("add A two.h5 --genome rn6", "no 'rn6'"),
-    ("add A three.h5ad --genome mm10", "genome"),
+    ("add A three.h5ad --genome mm10", "--genome means nothing"),
+    ("add A three.h5ad --link-by cell_name", "--link-by: has no effect for files of cells"),
+    ("add A three.h5ad --as vector --unknown skip", "--unknown: has no effect for files of cells"),
+    ("add A one.h5ad three.h5ad --counts", "--counts: has no effect for files of cells"),
+    ("add A z --name other --layer X", "--layer: has no effect for the kind 'result'"),
+    ("add A z --name other --lacking allow", "--lacking: has no effect for the kind 'result'"),
+    ("add A g.zv --name other --link --obs a", "--obs, --link: have no effect for the kind 'geometry'"),
+    ("convert one.h5ad out.h5ad --option a=b --levels 2", "--option, --levels: have no effect for files of cells"),
+    ("convert g.zv out.csv --levels 2", "--levels has no effect where the target is a file"),
+    ("convert g.zv out.csv --chunk-shape 1,1,1", "--chunk-shape has no effect where the target is a file"),
+    ("convert g.zv out.csv --layout 0.7", "--layout has no effect where the target is a file"),
+    ("convert g.zv out.zv --sparsity 0.5", "--sparsity: has no effect without --levels"),
+    ("convert one.h5ad out.zv --level 1", "--level has no effect where the source is a file"),
     ("convert two.h5 out.h5ad", "--genome"),
     ("add A three.h5ad --organism human --layer nolayer", "nolayer"),
     ("add A three.h5ad --organism human --space nowhere", "--space"),
@@ -207,6 +220,21 @@ TEXTS = [
     ("query A --sample 2 --sample-by nocolumn", "nocolumn"),
     ("query A --sample-by cell_type", "--sample"),
     ("query A --within 1,2,x", "--within"),
+    ("query A --within-by exact", "--within-by: has no effect without --within"),
+    ("query A --seed 1", "--seed: has no effect without --sample"),
+    ("query A --descending", "--descending: has no effect without --order-by"),
+    ("query A --overwrite", "--overwrite: has no effect without --output"),
+    ("query A --level 2", "--level: has no effect without --by"),
+    ("query A --join sideways", "--join 2"),
+    ("query A --layers nolayer -f GENE1", "--layers counts reads the most cells; .spaces([]) in Python"),
+    ("aggregate A --by dataset --overwrite", "--overwrite: has no effect without --output"),
+    ("verify A --root-hash 0", "--snapshot"),
+    ("validate A --root-hash 0", "--at"),
+    ("inspect A", "raggedatlas info"),
+    ("validate nothing.h5ad", "no file nothing.h5ad"),
+    ("validate two.h5", "is a 10x file"),
+    ("view nothing", "nothing is no folder of results"),
+    ("features A GENEX", "near 'GENEX'"),
     ("query A --centroids noshape", "raggedatlas add"),
     ("query A --by nocolumn", "nocolumn"),
     ("query A --output none/x.h5ad", "none"),
@@ -265,6 +293,26 @@ def test_a_wrong_text_is_refused_in_one_line(
     before = sorted(path for path in place.rglob("*") if "_transactions" not in path.parts)
     assert named in refusal(*("atlas" if word == "A" else word for word in shlex.split(words)))
     assert sorted(path for path in place.rglob("*") if "_transactions" not in path.parts) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["aggregate A --by dataset", "compare A one two --by dataset", "sql A 'FROM cells'"],
+)
+def test_a_table_is_not_computed_for_a_target_that_cannot_be_written(
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """An ending that no writer has, a file that is there and a folder that is not are refused before values are read."""
+
+    def compute(*_: object, **__: object) -> None:
+        raise AssertionError("computed")
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(Query, "aggregate", compute)
+    monkeypatch.setattr(Query, "compare", compute)
+    monkeypatch.setattr(AtlasView, "sql", compute)
+    for target, named in (("t.txt", ".csv"), ("clusters.csv", "--overwrite"), ("none/t.csv", "none")):
+        assert named in refusal(*("atlas" if word == "A" else word for word in shlex.split(words)), "-o", target)
 
 
 PRINTED = {

@@ -292,7 +292,7 @@ def test_unknown_things_are_told_what_is_supported(tmp_path: Path) -> None:
             open_source(path)
     with pytest.raises(SourceError, match=r"\.h5ad"):
         open_source(42)
-    with pytest.raises(SourceError, match="mean nothing"):
+    with pytest.raises(SourceError, match="means nothing"):
         open_source(DATA / "lung_C144.h5", colour="red")
     with pytest.raises(SourceError, match="folder"):
         open_hdf5(tmp_path / "empty")

@@ -25,6 +25,7 @@ from raggedatlas.errors import ArgumentError, AtlasError, NotFoundError, SourceE
 from raggedatlas.formats.anndata import (
     RULES,
     Element,
+    Limits,
     Problem,
     checks_arrays,
     file_tree,
@@ -66,6 +67,18 @@ def test_a_good_file_breaks_no_rule(form: Form, tmp_path: Path) -> None:
     path = write_good(tmp_path / "x", form)
     assert validate(path, "metadata") == validate(path, "full") == []
     assert rules_of(validate(write_good(tmp_path / "y", form, awkward=True), "full")) == {"A152"}
+
+
+def test_files_of_formats_without_rules_are_refused(data_dir: Path, tmp_path: Path) -> None:
+    """A sound 10x or loom file is not said to break the rules of AnnData; no copy of it is repaired."""
+    with h5py.File(tmp_path / "a.loom", "w") as file:
+        file["matrix"] = np.ones((2, 2))
+        file.create_group("row_attrs")
+        file.create_group("col_attrs")
+    for path, kind in ((data_dir / "lung_C144.h5", "10x"), (tmp_path / "a.loom", "loom")):
+        for limits in (None, Limits.of(path)):
+            with pytest.raises(SourceError, match=f"is a {kind} file, and the numbered rules are of AnnData"):
+                validate(path, limits=limits)
 
 
 def test_every_rule_has_a_damage() -> None:

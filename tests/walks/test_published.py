@@ -295,6 +295,15 @@ def test_a_proxy_is_asked_unless_the_host_is_exempt(
         assert ra.open(server.address).version == 1
 
 
+def test_a_published_atlas_is_not_verified_in_part(folder: Path) -> None:
+    """What an earlier call found sound cannot be skipped: the tags of members are those of the index, whatever became of the packs."""
+    with pytest.raises(ArgumentError, match="incremental=True has no effect for a published atlas"):
+        ra.open(folder).verify(incremental=True)
+    refused = CliRunner().invoke(app, ["verify", str(folder), "--incremental"])
+    assert refused.exit_code == 1
+    assert "--incremental has no effect" in refused.stderr
+
+
 def test_nothing_is_written_into_a_published_atlas(folder: Path, server: WebServer) -> None:
     with pytest.raises(ReadOnlyError, match="clone"):
         ra.RaggedAtlas.open(folder)

@@ -441,8 +441,8 @@ def open_held(location: Location, sources: Sources = "allow") -> Catalog:
     except NotFoundError as error:
         if location.is_local and (location.path / "head.json").is_file():
             raise ReadOnlyError(
-                f"{location.uri} is a published atlas, in which nothing is written; read it with raggedatlas.open({location.uri!r}), or make "
-                "an atlas of your own from it with raggedatlas.clone."
+                f"{location.uri} is a published atlas, in which nothing is written; make an atlas of your own from it with clone(), or read it, as "
+                "raggedatlas.open and the commands that read do."
             ) from error
         raise NotFoundError(
             f"There is no atlas at {location.uri}; check the address, or make one with RaggedAtlas.create({location.uri!r})."

@@ -284,23 +284,27 @@ class Registry:
 
         return self._lookup(name, known, among, follow=follow)
 
+    def nearest(self, unknown: Sequence[str]) -> str:
+        """Return, in parentheses, which names are near the first of some that are unknown; nothing if none is."""
+        import difflib
+
+        lists = [self.table.column("aliases"), *([] if self.facts is None else [self.facts.column("previous")])]
+        texts = [*map(pc.list_flatten, lists), self.table.column("symbol"), self.table.column("feature_id")]
+        folded = {key.casefold(): key for column in texts for key in column.to_pylist() if key}
+        near = {
+            name: [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, n=3)]
+            for name in unknown[:3]
+        }
+        hints = [f"near {name!r}: {names}" for name, names in near.items() if names]
+        return f" ({'; '.join(hints)})" if hints else ""
+
     def require(self, names: Sequence[str], *, follow: bool = True, once: bool = True) -> tuple[str, ...]:
         """Resolve names, all of them; see `resolve`. A feature may be asked for twice unless `once`."""
         resolved = self.resolve(names, follow=follow)
         if resolved.unknown or resolved.ambiguous:
             parts = []
             if resolved.unknown:
-                import difflib
-
-                lists = [self.table.column("aliases"), *([] if self.facts is None else [self.facts.column("previous")])]
-                texts = [*map(pc.list_flatten, lists), self.table.column("symbol"), self.table.column("feature_id")]
-                folded = {key.casefold(): key for column in texts for key in column.to_pylist() if key}
-                near = {
-                    name: [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, n=3)]
-                    for name in resolved.unknown[:3]
-                }
-                hints = [f"near {name!r}: {names}" for name, names in near.items() if names]
-                parts.append(f"unknown: {list(resolved.unknown)}" + (f" ({'; '.join(hints)})" if hints else ""))
+                parts.append(f"unknown: {list(resolved.unknown)}{self.nearest(resolved.unknown)}")
             for name, uids in (resolved.ambiguous or {}).items():
                 parts.append(f"{name!r} is any of {', '.join(self.describe_all(uids))}")
             raise FeatureError(

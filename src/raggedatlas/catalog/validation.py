@@ -113,9 +113,13 @@ def validate(
         raise ArgumentError(
             f"incremental=True is of validate('deep') and verify(), which read every byte; {level!r} skips nothing."
         )
+    if incremental and catalog.location.server is not None:
+        raise ArgumentError(
+            "incremental=True has no effect for a published atlas, as only its bytes tell that a pack was changed; leave it out."
+        )
     if root_hash and catalog.snapshot is None:
         raise ArgumentError(
-            "root_hash= is that of a snapshot; open it with at(...), or name it: verify(version, root_hash=...)."
+            "root_hash=... is that of a snapshot, and the newest state has none: call it on checkout(version), or pass the snapshot to verify()."
         )
     before = None if since is None else catalog.at(find_version(catalog, since))
 

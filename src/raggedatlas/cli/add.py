@@ -18,6 +18,7 @@ from raggedatlas.cli.options import (
     parse_integer,
     parse_pairs,
     process_pool,
+    refuse_unused,
     repeatable,
     value_option,
 )
@@ -180,6 +181,9 @@ def create(atlas_options: AtlasOptions, codec: Codec = None) -> tuple[Any, str]:
     return {"uri": atlas.uri}, f"Created {atlas.uri}"
 
 
+_OPTIONS_OF: dict[str, Any] = {"geometry": library.GeometryOptions, "result": library.ResultOptions}
+
+
 @command(BUILD, "add pbmc.atlas a.h5ad b.h5ad --organism human")
 def add(
     atlas_options: AtlasOptions,
@@ -198,6 +202,15 @@ def add(
     kind = None if several else find_kind(first)
     if workers > 1 and kind is not None:
         raise typer.BadParameter(f"of the kind {kind.noun!r} they are added by one process", param_hint="--workers")
+    if kind is None:
+        used = {*options.__dataclass_fields__, *cells.__dataclass_fields__} - {"unknown"}
+    else:
+        used = {"files", *_OPTIONS_OF.get(kind.noun, library.AddOptions).__dataclass_fields__}
+        # `link` of a geometry is the option `--link-by`; `--link` is of files of cells.
+        used = used - {"link"} | {"link_by"} if kind.noun == "geometry" else used
+    for group in (options, cells, results, links):
+        why = "for files of cells" if kind is None else f"for the kind {kind.noun!r}"
+        refuse_unused(why, group, {*group.__dataclass_fields__} - used)
     if kind is not None and kind.noun == "geometry":
         choices = arguments_of(library.GeometryOptions, options, cells, links) | links.read_texts()
         choices |= options.one_space("geometry", "morphology")

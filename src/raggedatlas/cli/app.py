@@ -36,14 +36,14 @@ _ARGUMENT = re.compile(
     r"(?P<value>'[^']*'|\"[^\"]*\"|\d[\w.]*|\{[^{}]*\}|\[[^\]]*\]|\([^()]*\)|True\b|False\b|\.\.\.|(?=[\s.,;:)]|$))"
     r"(?P<others>(?:(?:,? or |, )'[^']*')*)"
 )
-_METHOD = re.compile(r"(?<![\w.])\.(?P<name>[a-z_]+)\((?:[^()]|\(\))*\)")
+_METHOD = re.compile(r"(?<![\w.])\.(?P<name>[a-z_]+)\((?P<words>(?:[^()]|\(\))*)\)")
 _PAIR = re.compile(r"(?:'([^']*)'|([\w ]+)): *(?:'([^']*)'|(\.\.\.|[\w ]+))")
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 _OPTIONS = {
-    "axes": "--option axes=", "bbox": "--within", "by": "--within-by", "categories": "--category", "element": "--option element=",
+    "axes": "--option axes=", "bbox": "--within", "by": "--within-by", "categories": "--category", "cutting": "--chunk-shape", "element": "--option element=",
     "embeddings": "--embedding", "format": "--to", "genes": "--gene", "k": "-k", "min_datasets": "--join", "n_parts": "--parts",
-    "n_queries": "--queries", "output": "--prediction", "outputs": "--output-name", "system": "--option system=", "uns": "--no-uns",
+    "n_queries": "--queries", "output": "--prediction", "outputs": "--output-name", "steps": "--levels", "system": "--option system=", "uns": "--no-uns",
     "version": "--cxg-version",
 }  # fmt: skip
 """Arguments -> options of other names that give them, where the command has these."""
@@ -83,6 +83,7 @@ def _call_to_command(found: re.Match[str]) -> str:
     given = [_argument_to_option(one, None) for one in _ARGUMENT.finditer(words) if one["value"] not in ("...", "")]
     # Only quoted texts can become words of a command; for anything else the reader gets placeholders.
     plain = re.findall(r"'([^']*)'", words) if re.fullmatch(r"(?:'[^']*'(?:, )?)+", words) else []
+    plain = [shlex.quote(word) for word in plain]
     if verb == "validate" and plain:
         plain = ["--level", *plain]
     if verb == "create":
@@ -91,10 +92,19 @@ def _call_to_command(found: re.Match[str]) -> str:
 
 
 def _outside_calls(text: str, options: Container[str]) -> str:
-    text = _METHOD.sub(lambda found: _option_of(found["name"], options) or found[0], text)
+    text = _METHOD.sub(lambda found: _method_to_option(found, options), text)
     # Of a chain of calls.
-    text = re.sub(r"(?<=\w)--(?=[a-z])", " --", text)
+    text = re.sub(r"(?<=[\w'])--(?=[a-z])", " --", text)
     return _ARGUMENT.sub(lambda found: _argument_to_option(found, options), text)
+
+
+def _method_to_option(found: re.Match[str], options: Container[str]) -> str:
+    """Return the options that do what a method of a query does; `[]` is no value of an option."""
+    option, words = _option_of(found["name"], options), found["words"]
+    if option is None or words == "[]":
+        return f"{found[0]} in Python" if option else found[0]
+    plain = [one or two for one, two in _QUOTED.findall(words)] if re.fullmatch(r"(?:'[^']*'(?:, )?)+", words) else []
+    return " ".join(f"{option} {shlex.quote(word)}" for word in plain) or option
 
 
 def _option_of(name: str, options: Container[str] | None) -> str | None:

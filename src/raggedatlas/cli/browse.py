@@ -1,5 +1,6 @@
 """Verbs ``ls``, ``info``, ``features`` and ``find``."""
 
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
             row["n_features"] = [int(n) for n in row["n_features"]]
         print_json(rows)
         return
-    empty = f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE"
+    empty = f"No datasets yet; run: raggedatlas add {shlex.quote(atlas_options.atlas)} FILE"
     print_table([summary_row(row) for row in rows], summary_columns(rows), empty=empty)
 
 
@@ -132,7 +133,7 @@ def features(
         print_table(rows, ["asked", "matched by", *columns], empty="None of these is known.")
     # On stderr, so that stdout is one JSON document also if names are unknown.
     if found.unknown:
-        print_error(f"unknown in {space}: {', '.join(found.unknown)}")
+        print_error(f"unknown in {space}: {', '.join(found.unknown)}{registry.nearest(found.unknown)}")
     for name, candidates in ambiguous.items():
         print_error(f"{name} is any of {', '.join(candidates)}")
     if found.unknown or ambiguous:
@@ -183,7 +184,9 @@ def _add_list_command(kind: str) -> None:
         rows = getattr(atlas_options.open_at(at), kind)().reset_index().to_dict("records")
         if not atlas_options.as_json:
             rows = [{**row, "added": minute(row["created_at"])} for row in rows]
-        print_table(rows, columns.split(), empty=empty.format(atlas_options.atlas), as_json=atlas_options.as_json)
+        print_table(
+            rows, columns.split(), empty=empty.format(shlex.quote(atlas_options.atlas)), as_json=atlas_options.as_json
+        )
 
     list_assets.__doc__ = text
     command(INSPECT, f"{kind} pbmc.atlas", name=kind)(list_assets)

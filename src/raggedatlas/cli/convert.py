@@ -18,6 +18,7 @@ from raggedatlas.cli.options import (
     option,
     parse_pairs,
     print_losses,
+    refuse_unused,
     repeatable,
 )
 from raggedatlas.cli.printing import progress
@@ -112,6 +113,7 @@ def convert(
             *paths, strict=cxg.strict, overwrite=output_options.overwrite, as_json=as_json
         )
         return made
+    refuse_unused("for files of cells", other, other.__dataclass_fields__)
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.modalities import is_multimodal
     from raggedatlas.formats.registry import open_source

@@ -1,6 +1,7 @@
 """Verbs for snapshots and maintenance."""
 
 import datetime as dt
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,7 @@ def versions(atlas_options: AtlasOptions) -> None:
         for r in records
     ]
     columns = ["snapshot", "label", "created", "datasets", "cells"]
-    print_table(rows, columns, empty=f"No snapshots yet; run: raggedatlas snapshot {atlas_options.atlas}")
+    print_table(rows, columns, empty=f"No snapshots yet; run: raggedatlas snapshot {shlex.quote(atlas_options.atlas)}")
 
 
 @command(SNAPSHOTS, "checkout pbmc.atlas first")
@@ -343,7 +344,12 @@ def publish(
 
 @command(SNAPSHOTS, "clone https://lab.org/lung.atlas@v3 lung.atlas --dataset donor_1")
 def clone(
-    atlas_options: AtlasOptions,
+    atlas_options: Annotated[
+        AtlasOptions,
+        argument(
+            "Published atlas, perhaps with @SNAPSHOT: https://, hf://, doi:, s3://, gs://, az:// or a folder", "ADDRESS"
+        ),
+    ],
     target: Annotated[str, argument("Empty place for the atlas")],
     dataset: Annotated[list[str] | None, repeatable_option("NAME", "Only this dataset", "--dataset")] = None,
     where: Annotated[str | None, value_option("SQL", "Only cells that satisfy this condition", "--where")] = None,
@@ -392,12 +398,11 @@ def verify(
     version = None if snapshot is None else parse_version(snapshot)
     known = None if since is None else parse_version(since)
     published = atlas_options.open_published(snapshot)
+    if published is None and version is None and root_hash:
+        raise typer.BadParameter("is that of a snapshot; name it with --snapshot", param_hint="--root-hash")
     with process_pool(workers) as executor:
-        if published is not None:
-            found = published.verify(since=known, root_hash=root_hash, executor=executor)
-        else:
-            atlas = atlas_options.open()
-            found = atlas.verify(version, since=known, root_hash=root_hash, incremental=incremental, executor=executor)
+        opened, version = (atlas_options.open(), version) if published is None else (published, None)
+        found = opened.verify(version, since=known, root_hash=root_hash, incremental=incremental, executor=executor)
     if atlas_options.as_json:
         print_json({**vars(found), "problems": found.to_dict(), "sound": found.sound})
     else:

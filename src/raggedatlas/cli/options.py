@@ -3,9 +3,10 @@
 import dataclasses
 import inspect
 import re
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -142,6 +143,29 @@ def arguments_of(kind: Any, *groups: Any) -> dict[str, Any]:  # noqa: ANN401 - d
     }
 
 
+def refuse_unused(why: str, group: Any, names: Collection[str]) -> None:  # noqa: ANN401 - a dataclass
+    """Refuse options of a group that were given and have no effect, as the calls of Python do; `why` says when they have none."""
+    given = [
+        spelled(part)
+        for part in dataclasses.fields(group)
+        if part.name in names
+        and getattr(group, part.name)
+        != (part.default if part.default_factory is dataclasses.MISSING else part.default_factory())
+    ]
+    if given:
+        has, it = ("has", "it") if len(given) == 1 else ("have", "them")
+        raise typer.BadParameter(f"{has} no effect {why}; leave {it} out", param_hint=", ".join(given))
+
+
+def spelled(part: "dataclasses.Field[Any]") -> str:
+    """Return the option that a field of a group is: its own long name, or one made of the name of the field."""
+    made = part.metadata.get("option")
+    # typer keeps the first name as the default of an option until the command is made.
+    names = (getattr(made, "default", None), *(getattr(made, "param_decls", None) or ()))
+    own = (name for name in names if isinstance(name, str) and name.startswith("--"))
+    return next(own, f"--{part.name.strip('_').replace('_', '-')}")
+
+
 def _make_unknown_values_errors(asked: bool) -> bool:
     if asked:
         # Within the `catch_warnings` of `Commands.invoke`, which restores the filters.
@@ -175,6 +199,7 @@ class BoxOptions:
         if self.centroids is not None:
             query = query.with_centroids(self.centroids)
         if self.within is None:
+            refuse_unused("without --within", self, ("within_by",))
             return query
         try:
             box = [float(number) for number in self.within.split(",")]
@@ -380,7 +405,7 @@ class AtlasOptions:
         known = atlas.list_versions()
         if not known:
             raise NotFoundError(
-                f"{self.atlas} has no snapshot to ask, so that its answer can be had again; run: raggedatlas snapshot {self.atlas}"
+                f"{self.atlas} has no snapshot to ask, so that its answer can be had again; run: raggedatlas snapshot {shlex.quote(self.atlas)}"
             )
         return atlas.checkout(known[-1].version)
 
@@ -484,8 +509,10 @@ class Selection:
         if self.features:
             query = query.features(*self.features, space=spaces[0] if len(spaces) == 1 else None)
         query = (query.layers(*self.layers) if self.layers else query).missing(self.missing)
-        if self.sample_by is not None and self.sample is None:
-            raise typer.BadParameter("needs --sample", param_hint="--sample-by")
+        if self.sample is None:
+            refuse_unused("without --sample", self, ("sample_by", "seed"))
+        if not self.order_by:
+            refuse_unused("without --order-by", self, ("descending",))
         if self.obs:
             query = query.obs(*self.obs)
         if self.with_results:
@@ -564,7 +591,7 @@ class CxgOptions:
         if Path(target).suffix != ENDING:
             if given:
                 names = ", ".join(_SPELLED.get(name, f"--{name.replace('_', '-')}") for name in given)
-                raise typer.BadParameter(f"{names} are options of a .cxg, which {target} is not")
+                raise typer.BadParameter(f"only for a .cxg, which {target} is not", param_hint=names)
             return {}
         return {**given, **({"strict": True} if self.strict else {}), "on_losses": on_losses}
 

@@ -26,6 +26,7 @@ from raggedatlas.cli.options import (
     parse_integer,
     print_losses,
     process_pool,
+    refuse_unused,
     repeatable,
     value_option,
 )
@@ -70,6 +71,10 @@ def query(
     output_options: QueryOutput,
 ) -> tuple[Any, str] | None:
     """Query the cells of a snapshot (the newest, or --at), and show the first of them or write them to a file."""
+    if output_options.output is None:
+        refuse_unused("without --output", output_options, ("overwrite",))
+    if not output_options.by:
+        refuse_unused("without --by", output_options, ("level",))
     view = atlas_options.open_snapshot(output_options.at)
     selected = selection.ask(view)
     selected = selected if condition is None else selected.where(condition)
@@ -86,9 +91,9 @@ def query(
         tree = selected.tree(output_options.tree)
         terms = tree.to_pandas().reset_index().to_dict("records") if atlas_options.as_json else []
         return {"n_cells": tree.n_cells, "terms": terms}, repr(tree)
-    if output_options.by or output_options.level is not None:
+    if output_options.by:
         level = None if output_options.level is None else parse_integer(output_options.level)
-        counted: Any = selected.count(output_options.by or None, level=level)
+        counted: Any = selected.count(output_options.by, level=level)
         by = [*counted.index.names]
         rows: list[dict[str, Any]] = counted.reset_index().astype(object).to_dict("records")
         if atlas_options.as_json:
@@ -179,18 +184,19 @@ def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:
-            _write_table(selected.to_arrow(), output, overwrite=options["overwrite"])
+            _write_table(selected.to_arrow, output, overwrite=options["overwrite"])
         else:
             selected.write(output, **options)
         callback("done", 1, 1)
 
 
-def _write_table(table: "pa.Table", output: str, *, overwrite: bool) -> None:
+def _write_table(made: Callable[[], "pa.Table"], output: str, *, overwrite: bool) -> None:
     from raggedatlas.formats.output_files import written_aside
     from raggedatlas.store.copies import local_target
 
     with local_target(output, overwrite=overwrite) as path, written_aside(path, overwrite=overwrite) as new:
-        TABLES[path.suffix](table, str(new))
+        # Computed here, as a target that cannot be written is refused before.
+        TABLES[path.suffix](made(), str(new))
 
 
 def _write_parquet(table: "pa.Table", path: str) -> None:
@@ -258,14 +264,16 @@ class TableOutput:
     overwrite: Overwrite = False
     at: AtSnapshot = None
 
-    def show(self, table: "pa.Table", *, as_json: bool) -> None:
-        """Write the table to a file, or print its first rows; JSON has all."""
+    def show(self, made: Callable[[], "pa.Table"], *, as_json: bool) -> None:
+        """Compute a table and write it to a file, or print its first rows; JSON has all."""
         if self.output is not None:
             if Path(self.output).suffix not in TABLES:
                 raise SourceError(f"{self.output} cannot be written; name a {' or '.join(TABLES)} file.")
-            _write_table(table, self.output, overwrite=self.overwrite)
+            _write_table(made, self.output, overwrite=self.overwrite)
             print_status(f"Wrote {self.output}")
             return
+        refuse_unused("without --output", self, ("overwrite",))
+        table = made()
         rows = table if as_json else table.slice(0, self.head)
         print_table(rows.to_pylist(), table.column_names, empty="No features.", as_json=as_json)
         if not as_json and self.head < table.num_rows:
@@ -289,10 +297,14 @@ def sql(
     at: AtSnapshot = None,
 ) -> None:
     """Answer a SQL statement on a snapshot, by DuckDB; it reads no other file."""
-    table = atlas_options.open_snapshot(at).sql(statement, as_="arrow")
+    view = atlas_options.open_snapshot(at)
+    to_file = TableOutput(output=output, overwrite=overwrite)
     if output is not None:
-        TableOutput(output=output, overwrite=overwrite).show(table, as_json=False)
-    elif csv:
+        to_file.show(lambda: view.sql(statement, as_="arrow"), as_json=False)
+        return
+    refuse_unused("without --output", to_file, ("overwrite",))
+    table = view.sql(statement, as_="arrow")
+    if csv:
         _write_csv(table, sys.stdout.buffer)
     else:
         print_table(table.to_pylist(), table.column_names, empty="No rows.", as_json=atlas_options.as_json)
@@ -310,16 +322,19 @@ def aggregate(
     import numpy as np
     import pyarrow as pa
 
-    view = atlas_options.open_snapshot(output_options.at)
-    groups = selection.ask(view).aggregate(by, output_options.layer)
-    n_groups, n_features = groups.shape
-    columns: dict[str, Any] = {
-        name: np.repeat(groups.obs[name].astype(object).to_numpy(), n_features) for name in [*by, "n_cells"]
-    }
-    columns["feature"] = np.tile(groups.var_names.to_numpy(object), n_groups)
-    columns["symbol"] = np.tile(groups.var["symbol"].to_numpy(object), n_groups)
-    columns |= {name: np.asarray(values).ravel() for name, values in groups.layers.items()}
-    output_options.show(pa.table(columns), as_json=atlas_options.as_json)
+    query = selection.ask(atlas_options.open_snapshot(output_options.at))
+
+    def table() -> pa.Table:
+        groups = query.aggregate(by, output_options.layer)
+        n_groups, n_features = groups.shape
+        columns: dict[str, Any] = {
+            name: np.repeat(groups.obs[name].astype(object).to_numpy(), n_features) for name in [*by, "n_cells"]
+        }
+        columns["feature"] = np.tile(groups.var_names.to_numpy(object), n_groups)
+        columns["symbol"] = np.tile(groups.var["symbol"].to_numpy(object), n_groups)
+        return pa.table(columns | {name: np.asarray(values).ravel() for name, values in groups.layers.items()})
+
+    output_options.show(table, as_json=atlas_options.as_json)
 
 
 @command(QUERY, "compare pbmc.atlas --by cell_type B T")
@@ -342,5 +357,9 @@ def compare(
 
     query = selection.ask(atlas_options.open_snapshot(output_options.at))
     sets: list[Any] = [one if by is None or one is None else {by: one} for one in (group, reference)]
-    found = query.compare(*sets, method=method, layer=output_options.layer)
-    output_options.show(pa.Table.from_pandas(found, preserve_index=False), as_json=atlas_options.as_json)
+
+    def table() -> pa.Table:
+        found = query.compare(*sets, method=method, layer=output_options.layer)
+        return pa.Table.from_pandas(found, preserve_index=False)
+
+    output_options.show(table, as_json=atlas_options.as_json)

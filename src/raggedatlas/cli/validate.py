@@ -86,6 +86,8 @@ def validate(
     ] = False,
 ) -> None:
     """Validate an atlas, a file or results; exit code 1 if problems are found."""
+    from raggedatlas.catalog.published import serves_atlas
+
     if schema is not None:
         if (level, at, workers, since, root_hash, incremental) != (None, None, 1, None, "", False):
             raise typer.BadParameter("is used without the options of an atlas and --level", param_hint="--schema")
@@ -110,6 +112,8 @@ def validate(
             raise typer.BadParameter(refusals[name], param_hint=name)
     if incremental and (kind is not ATLAS or level not in ("files", "deep")):
         raise typer.BadParameter("is used with an atlas and --level files or deep", param_hint="--incremental")
+    if root_hash and at is None and not serves_atlas(atlas_options.atlas):
+        raise typer.BadParameter("is that of a snapshot; name it with --at", param_hint="--root-hash")
     if kind is ATLAS:
         with process_pool(workers) as executor:
             opened = atlas_options.open_at(at)
@@ -198,7 +202,12 @@ def is_file_or_store(what: "Address") -> bool:
     path = as_path(what)
     if isinstance(path, Location):
         return path.is_web or path.suffix in REMOTE_ENDINGS
-    if path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS):
+    # A name with such an ending, where nothing is, is that of a file.
+    if (
+        path.is_file()
+        or (path.suffix in REMOTE_ENDINGS and not path.exists())
+        or any((path / name).is_file() for name in ZARR_ROOTS)
+    ):
         return True
     wings = built_in_wings()
     if any(path.suffix in wing.writers for wing in wings):
@@ -240,9 +249,12 @@ def inspect(
     depth: Annotated[int | None, value_option("LEVELS", "Maximum depth", min=1)] = None,
 ) -> tuple[Any, str]:
     """Print the contents of a file: elements, encodings, shapes, types, chunks, compression, sizes."""
+    from raggedatlas.catalog.catalog import is_atlas
     from raggedatlas.formats.anndata.validation import inspect as inspect_file
 
     kind = _kind_of_wing(atlas_options.path)
+    if kind is None and not is_file_or_store(atlas_options.path) and is_atlas(atlas_options.location):
+        raise typer.BadParameter("an atlas is shown by raggedatlas info", param_hint="FILE")
     describe = inspect_file if kind is None or not kind.inspect else resolve_name(kind.inspect)
     found: Inspection = describe(atlas_options.path)
     return found.to_dict(), found.text(depth)

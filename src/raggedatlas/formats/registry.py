@@ -339,4 +339,5 @@ def _check_options(maker: Callable[..., Any], what: Any, options: dict[str, Any]
     known = [parameter.name for parameter in parameters][1:]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise SourceError(f"The options {unknown} mean nothing for {what!s:.200}; it takes {known or 'none'}.")
+        given, mean = ", ".join(f"{name}=..." for name in unknown), "means" if len(unknown) == 1 else "mean"
+        raise SourceError(f"{given} {mean} nothing for {what!s:.200}; it takes {', '.join(known) or 'no options'}.")

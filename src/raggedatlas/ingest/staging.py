@@ -421,7 +421,7 @@ def find_replaced(
         name = records[same[0]][0].name if same[0] in records else same[0]
         raise DuplicateError(
             f"{plan.schema.uri or plan.name} has the same cells, features and values as the dataset {name!r}; pass on_duplicate='skip' to "
-            "leave it, or 'replace' to put this one in its place."
+            "leave it, or on_duplicate='replace' to put this one in its place."
         )
     # A name that nobody chose gets a number in the commit, where it is taken since the plan.
     if named and options.name is not None:

@@ -77,7 +77,7 @@ def choose_layers(modality: SpacePointers, datasets: Sequence[str], asked: Seque
         return (USUAL,) if USUAL in shared else (shared[0],)
     why = f"share the layers {shared} of {modality.name!r}" if shared else f"share no layer of {modality.name!r}"
     why = f"do not all have the layer {lacking[0]!r} of {modality.name!r}" if lacking else f"{why}, so none is chosen"
-    raise QueryError(f"The touched datasets {why}: {_layer_counts(modality, held, asked)}")
+    raise QueryError(f"The datasets of the query {why}: {_layer_counts(modality, held, asked)}")
 
 
 _LISTED = 20

@@ -373,7 +373,7 @@ def _plan_space(
         shapes = {r.spec.row_shape for part in parts for g in part.groups for r in g.layers.values()}
         if len(shapes) > 1:
             raise QueryError(
-                f"The touched datasets have rows of different shapes in {modality.name!r}: {sorted(shapes)}; "
+                f"The datasets of the query have rows of different shapes in {modality.name!r}: {sorted(shapes)}; "
                 "choose datasets that agree with .where({'dataset': [...]})."
             )
         shape = next(iter(shapes), ())

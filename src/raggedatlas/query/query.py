@@ -249,7 +249,7 @@ class Query(Shown):
         if min_datasets is None and how in {"union", "intersection"}:
             return query._with(join=how)
         raise QueryError(
-            f"join takes 'union', 'intersection', or min_datasets=k with k >= 1; got {how!r}"
+            f"join() takes 'union', 'intersection' or a number of datasets of at least 1, such as min_datasets=2; got {how!r}"
             f"{'' if min_datasets is None else f' and min_datasets={min_datasets!r}'}."
         )
 

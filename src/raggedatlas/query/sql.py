@@ -71,7 +71,7 @@ def run_sql(catalog: Catalog, statement: str) -> pa.RecordBatchReader:
         if len(found) != 1 or found[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
             raise QueryError(
                 f"sql() answers one statement that reads, such as SELECT, and not {statement!r}; changes are made by annotate(), delete_cells() "
-                "and the other methods of the atlas."
+                "and the like, outside of SQL."
             )
         text = _Views(catalog, connection, failed).define(statement)
         connection.execute("SET lock_configuration = true")

@@ -145,7 +145,7 @@ def test_the_command_refuses_what_would_be_lost(given: Path, tmp_path: Path, dat
     assert not (tmp_path / "a.cxg").exists()
     said = ask("convert", given, tmp_path / "a.zarr", "--strict", "--title", "x")
     assert said.exit_code == 2
-    assert "--title are options of a .cxg" in " ".join(said.stderr.replace("│", " ").split())
+    assert "--title: only for a .cxg" in " ".join(said.stderr.replace("│", " ").split())
 
 
 @pytest.mark.long
@@ -179,7 +179,7 @@ def test_the_command_has_the_choices_of_the_library(given: Path, tmp_path: Path)
     assert detect(tmp_path / "b.cxg").layout == "dense"
     said = ask("convert", given, tmp_path / "c.h5ad", "--dense", "-e", "X_umap")
     assert said.exit_code == 2
-    assert "--dense or --sparse, --embedding are options of a .cxg" in " ".join(said.stderr.replace("│", " ").split())
+    assert "--dense or --sparse, --embedding: only for a .cxg" in " ".join(said.stderr.replace("│", " ").split())
 
 
 def test_the_command_reads_what_it_is_told_to(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from raggedatlas.cli.commands import app
-from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.errors import ArgumentError, DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.wings.vectors.builder import ChunkingOptions
 from raggedatlas.wings.vectors.converters.content import Content, decode_categories
 from raggedatlas.wings.vectors.converters.convert import (
@@ -152,6 +152,17 @@ def test_what_a_file_cannot_hold_of_a_store_is_told(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="mean nothing for a geometry store"):
             convert(tmp_path / "a.zv", tmp_path / target, Conversion(options={"axes": ["x"]}))
         assert not (tmp_path / target).exists()
+    for how in (
+        Conversion(steps=PyramidOptions(1)),
+        Conversion(cutting=ChunkingOptions((1, 1))),
+        Conversion(layout="0.7"),
+    ):
+        with pytest.raises(ArgumentError, match="has no effect where the target is a file"):
+            convert(tmp_path / "a.zv", tmp_path / "d.csv", how)
+    with pytest.raises(ArgumentError, match=r"level=\.\.\. has no effect where the source is a file"):
+        convert(tmp_path / "a.csv", tmp_path / "d.zv", Conversion(level=1))
+    assert not (tmp_path / "d.csv").exists()
+    assert not (tmp_path / "d.zv").exists()
     with pytest.raises(DuplicateError):
         convert(tmp_path / "a.csv", tmp_path / "a.zv")
     with pytest.raises(NotFoundError):

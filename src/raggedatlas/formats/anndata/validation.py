@@ -151,7 +151,23 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
     if limits is not None:
         return _validate_apart(path, level, limits)
     with open_tree(path) as root, readable(str(path), "the root"):
+        _refuse_other_kinds(root)
         return check_root(root, full=level == "full")
+
+
+def _refuse_other_kinds(root: Node) -> None:
+    """Refuse sound files of formats without numbered rules, which would break most of those of AnnData."""
+    if not root.in_hdf5 or declared_encoding(root)[0] or {"obs", "mod"} & set(root.children):
+        return
+    kind = ""
+    if {"matrix", "row_attrs", "col_attrs"} <= set(root.children):
+        kind = "loom file"
+    elif any({"barcodes", "indptr"} <= set(member.children) for member in root.children.values()):
+        kind = "10x file"
+    if kind:
+        raise SourceError(
+            f"{root.uri} is a {kind}, and the numbered rules are of AnnData and MuData; add(path, dry_run=True) reads and checks all of it."
+        )
 
 
 def _validate_apart(path: AnyPath, level: Depth, limits: Limits) -> Problems:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from raggedatlas.cli.options import Strings, option, parse_integer, parse_pairs, repeatable
+from raggedatlas.cli.options import Strings, option, parse_integer, parse_pairs, refuse_unused, repeatable
 from raggedatlas.cli.printing import print_status
 from raggedatlas.model.choices import CrossLevel, Layout
 
@@ -69,6 +69,8 @@ class GeometryConversion:
         from raggedatlas.wings.vectors.converters.convert import Conversion
         from raggedatlas.wings.vectors.pyramid import PyramidOptions
 
+        if not self.levels:
+            refuse_unused("without --levels", self, ("factor", "sparsity", "level_links"))
         options: dict[str, object] = dict(parse_pairs(self.options, "--option"))
         # Readers take a list for it, and the command line has only text.
         if "axes" in options:

@@ -234,7 +234,7 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
     if results is None:
         if known is None:
             raise QueryError(
-                f"{embedding!r} is no folder of results, no atlas and no file; to show an embedding, name the atlas or the file too."
+                f"{embedding!s:.200} is no folder of results, no atlas and no file; to show an embedding, name the atlas or the file too."
             )
         return scene_of_embedding(str(embedding), known, look, layer)
     if known is not None:

@@ -130,7 +130,7 @@ def fit_pca(
     n, width = values.shape
     if not 1 <= n_components <= min(n - 1, width):
         raise QueryError(
-            f"{n_components} components of {n:,} rows of {width:,} values; there can be 1 to {min(n - 1, width)}."
+            f"{n_components} components of {n:,} rows of {width:,} values; there can be 1 to {min(n - 1, width)}, of which n_components=... chooses."
         )
     try:
         from sklearn.decomposition import PCA

@@ -12,6 +12,7 @@ import numpy as np
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.output_files import written_aside
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.choices import refuse_unused
 from raggedatlas.store.copies import local_copy, local_target
 from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
@@ -351,6 +352,12 @@ def convert(source: Address, target: Address, how: Conversion = Conversion()) ->
     from_store = how.read == STORE or (how.read is None and is_store(source))
     if from_store and how.options:
         raise SourceError(f"The options {', '.join(sorted(how.options))} mean nothing for a geometry store.")
+    if not to_store:
+        chunks, layout = how.cutting != ChunkingOptions(), how.layout != Conversion.layout
+        why = "where the target is a file, as they are of a geometry store"
+        refuse_unused("convert", why, steps=how.steps is not None, cutting=chunks, layout=layout)
+    leveled = not from_store and how.level is not None
+    refuse_unused("convert", "where the source is a file, which has no levels", level=leveled)
     if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
         write(open_vectors(source).load(), target, layout=how.layout, overwrite=how.overwrite)
         return []

@@ -348,7 +348,7 @@ def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> Annotat
     if columns:
         new = _new_columns(catalog, given, cells, columns, options)
         record = AnnotationRecord(
-            uid=new_uid(), name=options.name or fit_name(given.name), source=given.uri, snapshot=snapshot,
+            uid=new_uid(), name=options.name or (given.name and fit_name(given.name)), source=given.uri, snapshot=snapshot,
             query=str(given.origin.get("summary", "")), recipe=given.recipe, on_conflict=options.on_conflict, n_cells=len(cells.rows),
         )  # fmt: skip
         report = _write(catalog, record, cells, new, options)

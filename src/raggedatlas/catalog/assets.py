@@ -107,11 +107,13 @@ def hold_lease(catalog: Catalog, dataset: DatasetRecord, call: str) -> Iterator[
         yield refuse_other
     finally:
         # A lease that is left does no harm: this process may take it again, and it ends with the process.
-        with contextlib.suppress(AtlasError):
-            lease = read_lease(catalog, uid)
-            if lease and is_this_process(lease):
-                release_lease(catalog, uid, own=True)
-        _HELD.discard(key)
+        try:
+            with contextlib.suppress(AtlasError):
+                lease = read_lease(catalog, uid)
+                if lease and is_this_process(lease):
+                    release_lease(catalog, uid, own=True)
+        finally:
+            _HELD.discard(key)
 
 
 def refuse_held(catalog: Catalog, uid: str, name: str, call: str) -> None:

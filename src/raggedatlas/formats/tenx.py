@@ -93,7 +93,7 @@ def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
     barcodes = find_part(folder, f"{prefix}{files.barcodes}")
     features = find_part(folder, *(f"{prefix}{name}" for name in files.features))
     if files.has_headers:
-        cells = _read_csv(barcodes, converters={0: str})
+        cells = _read_csv(barcodes)
         # Of genes every column is text: there are genes called `NA`, `nan` and `1-Mar`.
         names, columns = cells.index.tolist(), _read_csv(features, dtype=str, keep_default_na=False)
         table = {"id": columns.index.tolist()}
@@ -124,11 +124,12 @@ def _read_csv(path: Path, **options: Any) -> "pd.DataFrame":  # noqa: ANN401  (t
     import pandas as pd
 
     try:
-        frame: pd.DataFrame = pd.read_csv(path, **options)
+        # As `index_col` the names would have missing values for `NA` and its like, and be numbers where they look like these.
+        names = pd.read_csv(path, usecols=[0], dtype=str, keep_default_na=False).iloc[:, 0]
+        frame: pd.DataFrame = pd.read_csv(path, **options).iloc[:, 1:].set_axis(pd.Index(names.array))
     except (OSError, EOFError, zlib.error, ValueError) as error:  # pandas' errors of parsing are ValueErrors
         raise SourceError(f"{path} cannot be read as a CSV table ({error}); fetch it again.") from error
-    # As `index_col` it would have missing values for names such as `NA`.
-    return frame.set_index(frame.columns[0]).rename_axis(None)
+    return frame
 
 
 def _market_files(path: AnyPath) -> MarketFiles | None:

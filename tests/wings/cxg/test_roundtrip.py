@@ -347,13 +347,17 @@ def test_names_that_cannot_be_are_told(tmp_path: Path) -> None:
     assert {key for key in fates if key.startswith("obs/")} >= {"obs/__x", "obs/index"}
     back = read_element(tmp_path / "a.cxg", "obs")
     assert list(back.columns) == ["n", "_x", "index_"]
-    given = plain(**{"a\0b": 1.0, "h\udc80": 2.0})
+    try:
+        given, half = plain(**{"a\0b": 1.0, "h\udc80": 2.0}), True
+    except UnicodeEncodeError:  # pandas 3 takes no such name
+        given, half = plain(**{"a\0b": 1.0}), False
     given.obs.index.name = "h\0i"
     given.obsm["X_\udc80"] = given.obsm["X_umap"]
     fates = told(given, tmp_path / "b.cxg")
-    assert (fates["obs/a\0b"], fates["obs/h\udc80"], fates["obsm/X_\udc80"]) == ("converted", "converted", "lost")
+    assert (fates["obs/a\0b"], fates["obsm/X_\udc80"]) == ("converted", "lost")
+    assert fates.get("obs/h\udc80") == ("converted" if half else None)
     back = read_element(tmp_path / "b.cxg", "obs")
-    assert (list(back.columns), back.index.tolist()) == (["n", "ab", "h?"], given.obs_names.tolist())
+    assert (list(back.columns), back.index.tolist()) == (["n", "ab", *["h?"] * half], given.obs_names.tolist())
 
 
 def test_side_data_of_other_kinds_is_told(tmp_path: Path) -> None:

@@ -93,8 +93,7 @@ def hold_lease(catalog: Catalog, dataset: DatasetRecord, call: str) -> Iterator[
     uid, key = dataset.uid, (catalog.arrays.uri, dataset.uid)
 
     def refuse_other() -> None:
-        lease = read_lease(catalog, uid)
-        if lease and not is_this_process(lease) and process_alive(lease, catalog.arrays.child(uid)):
+        if lease := _other_writer(catalog, uid):
             raise _held_error(catalog, dataset.name, call, lease)
 
     with _HELD_LOCK:
@@ -117,14 +116,17 @@ def hold_lease(catalog: Catalog, dataset: DatasetRecord, call: str) -> Iterator[
 
 
 def refuse_held(catalog: Catalog, uid: str, name: str, call: str) -> None:
-    """Raise while a call holds the lease of a dataset of the atlas; one of this process that nothing holds was left."""
-    lease = read_lease(catalog, uid)
-    if lease and (
-        (catalog.arrays.uri, uid) in _HELD
-        if is_this_process(lease)
-        else process_alive(lease, catalog.arrays.child(uid))
-    ):
+    """Raise while a call, of this process or another, holds the lease of a dataset of the atlas."""
+    lease = this_process() if (catalog.arrays.uri, uid) in _HELD else _other_writer(catalog, uid)
+    if lease:
         raise _held_error(catalog, name, call, lease)
+
+
+def _other_writer(catalog: Catalog, uid: str) -> dict[str, Any] | None:
+    """Return the lease of a dataset if another process has it that may still be writing."""
+    lease = read_lease(catalog, uid)
+    is_other = lease and not is_this_process(lease) and process_alive(lease, catalog.arrays.child(uid))
+    return lease if is_other else None
 
 
 def _held_error(catalog: Catalog, name: str, call: str, lease: Mapping[str, Any]) -> ConflictError:

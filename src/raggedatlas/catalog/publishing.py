@@ -66,7 +66,7 @@ class Card:
     """What people write about a published atlas."""
 
     readme: str | Path = ""  # text in Markdown, or a file with it, for the head of the README
-    license: str = ""  # of the whole, e.g. ``"CC-BY-4.0"``
+    license: str = ""  # of the published atlas, e.g. ``"CC-BY-4.0"``
     citation: str | Path = ""  # how to cite it, or a ``.cff`` file
 
 

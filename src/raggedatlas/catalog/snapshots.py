@@ -275,7 +275,7 @@ def _snapshot(held: Catalog, label: str | None, earlier: Mapping[str, str]) -> t
         with contextlib.suppress(NotFoundError):
             # The content of the tags does not depend on the record, so both are made at the same time.
             making = submit(partial(_make_tags, held), last)
-            record, records = _record(held, draft, earlier, beside=last)
+            record, records = _record(held, draft, earlier, required=last)
             tags = making.result()
             return record, _seal(held, record, records, tags)
     # Files are checked as they are, and not as a session may remember them.
@@ -687,12 +687,12 @@ def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog:
 
 
 def _record(
-    catalog: Catalog, draft: AtlasVersionRecord, earlier: Mapping[str, str], beside: AtlasVersionRecord | None = None
+    catalog: Catalog, draft: AtlasVersionRecord, earlier: Mapping[str, str], required: AtlasVersionRecord | None = None
 ) -> tuple[AtlasVersionRecord, list[AtlasVersionRecord]]:
     """Append a snapshot under the next free number, and return it and all.
 
-    One that was recorded although its commit seemed to fail is used. Raises `NotFoundError` if a snapshot `beside` it
-    is not in the list any more.
+    If an attempt was recorded although its commit seemed to fail, that record is returned. Raises `NotFoundError` if
+    the snapshot `required` is not in the list any more.
     """
     tried: list[AtlasVersionRecord] = []
 
@@ -701,8 +701,8 @@ def _record(
         if there:
             tried.append(there[0])
             return old
-        if beside is not None and beside not in old:
-            raise NotFoundError(f"Snapshot {beside.version} of {catalog.location.uri} was dropped.")
+        if required is not None and required not in old:
+            raise NotFoundError(f"Snapshot {required.version} of {catalog.location.uri} was dropped.")
         _refuse_taken(old, draft.label, catalog)
         # A purge that began in the meantime has already listed the snapshots to rewrite, without this one. Its mark is a commit to their list,
         # so it is in `old`, or what is written here conflicts.

@@ -203,13 +203,14 @@ def add(
     if workers > 1 and kind is not None:
         raise typer.BadParameter(f"of the kind {kind.noun!r} they are added by one process", param_hint="--workers")
     if kind is None:
-        used = {*options.__dataclass_fields__, *cells.__dataclass_fields__} - {"unknown"}
+        why, used = "for files of cells", {*options.__dataclass_fields__, *cells.__dataclass_fields__} - {"unknown"}
     else:
+        why = f"for the kind {kind.noun!r}"
         used = {"files", *_OPTIONS_OF.get(kind.noun, library.AddOptions).__dataclass_fields__}
         # `link` of a geometry is the option `--link-by`; `--link` is of files of cells.
-        used = used - {"link"} | {"link_by"} if kind.noun == "geometry" else used
+        if kind.noun == "geometry":
+            used = {*used, "link_by"} - {"link"}
     for group in (options, cells, results, links):
-        why = "for files of cells" if kind is None else f"for the kind {kind.noun!r}"
         refuse_unused(why, group, {*group.__dataclass_fields__} - used)
     if kind is not None and kind.noun == "geometry":
         choices = arguments_of(library.GeometryOptions, options, cells, links) | links.read_texts()

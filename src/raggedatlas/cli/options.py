@@ -233,7 +233,7 @@ def expand_option_groups(verb: Verb, show: Callable[[Any, bool], None]) -> Calla
 
     Parameters that are dataclasses are built from those of the command; a field of several dataclasses becomes one
     option, whose value they share. The help shows the options of a dataclass with an attribute `panel` under that
-    heading. `show` prints what the verb returns, and is told whether as JSON. The result is for `typer.Typer.command`.
+    heading. `show` prints what the verb returns; its second argument says whether as JSON. The result is for `typer.Typer.command`.
     """
     given_parameters = inspect.signature(verb).parameters
     # Needs annotations that are classes: with `from __future__ import annotations` they would be text.

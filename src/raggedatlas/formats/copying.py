@@ -266,8 +266,8 @@ def _copy(
     progress: Progress,
 ) -> None:
     multimodal = bool(getattr(sink, "multimodal", False))
-    whole = split_modalities(source)
-    modalities = select_modalities(source, whole, modality, multimodal=multimodal)
+    split = split_modalities(source)
+    modalities = select_modalities(source, split, modality, multimodal=multimodal)
     if layers is not None:
         known = dict.fromkeys(name for mod in modalities for matrix in mod.matrices if (name := _layer(matrix.key)))
         if missing := [name for name in layers if name not in known]:
@@ -293,10 +293,10 @@ def _copy(
         tasks.append(_ModalityCopy(mod, f"{MOD}{mod.name}/" if multimodal else "", own, columns))
     over_all = []
     if multimodal:
-        elements = dict(whole.elements) or {"obs": ElementReader(source, "obs")}
+        elements = dict(split.elements) or {"obs": ElementReader(source, "obs")}
         if features is not None or modality is not None:
             elements = {k: v for k, v in elements.items() if k.split("/")[0] not in ("var", "varm", "varp", "varmap")}
-        over_all = [_ModalityCopy(Modality("", whole.matrices, elements, lambda: pa.table({})), "", rows, None)]
+        over_all = [_ModalityCopy(Modality("", split.matrices, elements, lambda: pa.table({})), "", rows, None)]
     matrices = [
         (task, matrix) for task in (*tasks, *over_all) for matrix in task.mod.matrices if task.is_in_blocks(matrix.key)
     ]

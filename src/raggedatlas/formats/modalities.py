@@ -86,14 +86,14 @@ def join_feature_types(source: Source) -> Modality:
     return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
 
 
-def select_modalities(source: Source, whole: Modalities, modality: str | None, *, multimodal: bool) -> list[Modality]:
-    """Return the requested modalities of a source, split into `whole`: one, all, or all that fit into a single AnnData.
+def select_modalities(source: Source, split: Modalities, modality: str | None, *, multimodal: bool) -> list[Modality]:
+    """Return the requested modalities of a source, of which `split` has all: one, all, or all that fit into a single AnnData.
 
     `modality` is its name, or the feature type of 10x that it is made of; None is all. Unless the target is
     `multimodal`, the feature types of a 10x source are concatenated, and several modalities of any other source
     refused.
     """
-    modalities = list(whole.modalities)
+    modalities = list(split.modalities)
     names = [mod.name for mod in modalities]
     if modality is not None:
         # A feature type, "Gene Expression", is another name of the modality that is made of it.
@@ -103,7 +103,7 @@ def select_modalities(source: Source, whole: Modalities, modality: str | None, *
         return [modalities[names.index(name)]]
     if multimodal or len(modalities) == 1:
         return modalities
-    if whole.elements or whole.matrices:
+    if split.elements or split.matrices:
         raise SourceError(
             f"{source.describe().uri or 'The source'} has the modalities {names}, and the target holds one; "
             "choose it with modality=..., or write a .h5mu."

@@ -76,9 +76,8 @@ def add_csc(
         # Another call may have made a copy before this one had the lease, which has brought the tables up to date.
         records = [r for r in find_dataset(catalog, records[0].uid) if r.feature_space == space]
         copied = _copied_before(catalog, [record for record in records if _missing(record, layers)])
-        none = _Copy()
         tasks = [
-            partial(_copy_group, catalog, record, layers, copied.get(record.zarr_group, none)) for record in records
+            partial(_copy_group, catalog, record, layers, copied.get(record.zarr_group, _Copy())) for record in records
         ]
         for record, copy in zip(
             records, in_order(run_tasks(tasks, executor, place=catalog.location, lost=_LOST)), strict=True

@@ -74,7 +74,7 @@ PCA = Embedder("pca")
 
 
 def refuse_unused(call: str, why: str, **given: bool) -> None:
-    """Refuse options that were given and have no effect beside the others.
+    """Refuse options that were given and have no effect together with the others.
 
     `why` says when they have none, or what they are for. `given` tells of each option whether it was given.
 

@@ -172,7 +172,7 @@ class _Views:
         named = _told_apart([*shown])
         if wrong := [name for name, own in named.items() if own != name and name in written]:
             raise QueryError(
-                f"In SQL, case does not tell columns apart: {wrong[0]!r} of the cells is called {named[wrong[0]]!r} there, beside another of "
+                f"SQL ignores the case of names: the column {wrong[0]!r} of the cells is called {named[wrong[0]]!r} there, as another column has "
                 f'the same letters; write "{named[wrong[0]]}".'
             )
         view = {named[name]: self._at[column] for name, column in shown.items()}

@@ -409,7 +409,7 @@ def _request(source: LinkedSource, objects: SourceObjects, number: int, start: i
     except FileNotFoundError:
         raise _stale(source, objects, number, "it is missing") from None
     if etag and (found := quoted_tag(meta["e_tag"] or "")) != etag:
-        raise _stale(source, objects, number, f"its ETag is {found or 'not told'} instead of {etag}")
+        raise _stale(source, objects, number, f"its ETag is {found or 'missing'} instead of {etag}")
     # Where a strong ETag says that the bytes are the same, it does not matter when they were put there.
     modified = int(objects.modified[number]) if _is_strong(etag) else _nanoseconds(meta["last_modified"])
     _compare(source, objects, number, size=int(meta["size"]), modified=modified)

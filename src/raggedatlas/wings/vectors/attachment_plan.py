@@ -154,7 +154,7 @@ def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[
     """
     if shapes.kind != "point_cloud":
         raise SourceError(
-            f"cells={owner!r} tells the cells of points, and would take a {shapes.kind} apart; leave it out: objects are cells."
+            f"cells={owner!r} names the cell of each point, and would take a {shapes.kind} apart; leave it out: each object is a cell."
         )
     attribute = shapes.vertex_attributes.get(owner)
     if attribute is None or attribute.n_channels != 1:

@@ -115,7 +115,7 @@ def validate(
         )
     if incremental and catalog.location.server is not None:
         raise ArgumentError(
-            "incremental=True cannot be used with a published atlas, where only reading all bytes finds a changed pack; leave it out."
+            "incremental=True has no effect for a published atlas, where only reading all bytes finds a changed pack; leave it out."
         )
     if root_hash and catalog.snapshot is None:
         raise ArgumentError(

@@ -28,8 +28,8 @@ from raggedatlas.errors import CorruptError, NotFoundError, SourceError, StoreEr
 from raggedatlas.formats import linking
 from raggedatlas.formats.linking import Linker, decodable
 from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.protocols import Source
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import AnyPath, Location
 from raggedatlas.store.ranges import SMALL_BLOCK
 from raggedatlas.store.read import read_all

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.linking import Linker
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.records import Link, Span
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.linked import LinkedSource
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader

@@ -217,7 +217,7 @@ class _ZarrFolder:
             )
         dtype = _native(where, array)
         file, metadata = _metadata(array)
-        if self._look([f"{array.path}/{file}".lstrip("/")])[0] is None:
+        if _look(self._place, [f"{array.path}/{file}".lstrip("/")])[0] is None:
             raise _refusal(where, "the source reads another folder")
         stored = check_array_metadata(where, metadata)
         outer, inner, codecs = _zarr_chunks(where, metadata, array.dtype)
@@ -229,7 +229,7 @@ class _ZarrFolder:
         keys = [f"{array.path}/{array.metadata.encode_chunk_key(at)}".lstrip("/") for at in coordinates]
         found = [
             _ZarrFile(at, key, facts)
-            for at, key, facts in zip(coordinates, keys, self._look(keys), strict=True)
+            for at, key, facts in zip(coordinates, keys, _look(self._place, keys), strict=True)
             if facts
         ]
         grid = _grid(array.shape, inner)
@@ -263,10 +263,6 @@ class _ZarrFolder:
         if number == len(self._facts):
             self._facts.append(file.facts)
         return number
-
-    def _look(self, keys: Sequence[str]) -> list[ObjectFacts | None]:
-        """Return what is known of files of the folder; None for those that do not exist."""
-        return _look(self._place, keys)
 
     def _index(self, where: str, stored: StoredArray, shard: _ZarrFile) -> NDArray[np.int64]:
         """Return offset and size of each chunk in a shard."""

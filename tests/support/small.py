@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -35,16 +36,17 @@ class Small:
 def make_file(name: str, n: int, seed: int) -> ad.AnnData:
     """Create the dataset ``first`` or ``second``: counts, a layer, columns of several kinds, an embedding."""
     rng = np.random.default_rng(seed)
+    choice: Any = rng.choice
     counts = sp.csr_matrix(rng.poisson(0.8, (n, len(GENES[name]))).astype(np.float32))
     obs = pd.DataFrame(
         {
-            "kind": pd.Categorical(rng.choice(["B", "T", None], n), categories=["T", "B", "unused"]),
-            "donor": rng.choice(["D2", "D1"], n),
+            "kind": pd.Categorical(choice(["B", "T", None], n), categories=["T", "B", "unused"]),
+            "donor": choice(["D2", "D1"], n),
             "percent.mt": rng.random(n),
-            "n": pd.array(rng.choice([1, 2, None], n), dtype="Int64"),
-            "flag": pd.array(rng.choice([True, False, None], n), dtype="boolean"),
+            "n": pd.array(choice([1, 2, None], n), dtype="Int64"),
+            "flag": pd.array(choice([True, False, None], n), dtype="boolean"),
             "plate": rng.integers(0, 3, n),
-            "tissue": rng.choice(["lung", "blood"], n),
+            "tissue": choice(["lung", "blood"], n),
             "score": np.where(rng.random(n) < 0.2, np.nan, rng.random(n)),
         },
         index=[f"cell{i}" for i in range(n)],

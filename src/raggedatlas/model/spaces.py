@@ -178,24 +178,12 @@ POINTERS: dict[PointerKind, type[SparseZarrPointer] | type[DenseZarrPointer] | t
 
 
 def pointer_field(name: str, kind: PointerKind, space: str) -> pa.Field:
-    """Describe a pointer column: a nullable struct that carries its feature space as field metadata.
-
-    Examples
-    --------
-    >>> pointer_field("gene_expression", PointerKind.SPARSE, "gene_expression").type.num_fields
-    4
-    """
+    """Describe a pointer column: a nullable struct that carries its feature space as field metadata."""
     return pa.field(name, POINTERS[kind].arrow_type, metadata={SPACE_KEY: space.encode()})
 
 
 def pointer_columns(schema: pa.Schema) -> dict[str, tuple[str, PointerKind]]:
-    """Find the pointer columns of a cell table: column name -> (feature space, kind), in column order.
-
-    Examples
-    --------
-    >>> pointer_columns(pa.schema([pointer_field("gene_expression", PointerKind.SPARSE, "gene_expression")]))
-    {'gene_expression': ('gene_expression', <PointerKind.SPARSE: 'sparse'>)}
-    """
+    """Find the pointer columns of a cell table: column name -> (feature space, kind), in column order."""
     columns = {}
     for field in schema:
         space = (field.metadata or {}).get(SPACE_KEY)
@@ -370,13 +358,7 @@ def register_space(space: FeatureSpace) -> FeatureSpace:
 
 
 def known_spaces() -> dict[str, FeatureSpace]:
-    """Return the spaces known to this process, by name: built in, registered, and those of installed extensions.
-
-    Examples
-    --------
-    >>> "gene_expression" in known_spaces()
-    True
-    """
+    """Return the spaces known to this process, by name: built in, registered, and those of installed extensions."""
     for name, where in (item for wing in installed_wings() for item in wing.spaces.items()):
         if name not in _KNOWN:
             register_space(resolve_name(where))

@@ -131,14 +131,7 @@ class Head(BaseModel):
 
 
 def write_index(places: Mapping[str, PackedFile]) -> tuple[bytes, int]:
-    """Write an index: lines of text sorted by path, compressed with Zstandard. Return it and its uncompressed length.
-
-    Examples
-    --------
-    >>> data, n_bytes = write_index({"lance_db/a": PackedFile("data-0123456789abcdef.pack", 0, 3, "0" * 64)})
-    >>> len(pa.decompress(data, n_bytes, "zstd", asbytes=True).decode().split())
-    5
-    """
+    """Write an index: lines of text sorted by path, compressed with Zstandard. Return it and its uncompressed length."""
     lines = (
         "\t".join([path, one.pack, str(one.offset), str(one.n_bytes), one.sha256])
         for path, one in sorted(places.items())
@@ -508,11 +501,6 @@ def plan_packs(files: Iterable[tuple[str, int, str]], most: int) -> dict[str, li
     `files` are path, length and SHA-256 of each, in order; the hash is empty where it is not known. A pack has at most
     `most` bytes, unless it is one larger file. A file never changes, so a pack of the same files has the same bytes and
     the same name.
-
-    Examples
-    --------
-    >>> [len(paths) for paths in plan_packs([("a", 3, ""), ("b", 3, ""), ("c", 9, "")], 6).values()]
-    [2, 1]
     """
     parts: list[list[tuple[str, int, str]]] = []
     n_bytes = 0

@@ -130,13 +130,7 @@ class SourceAccess:
 
 
 def copy_path(uid: str, sha256: str) -> str:
-    """Return the path below the Zarr store of the copy of a linked source: a file, or a folder if the original is one.
-
-    Examples
-    --------
-    >>> copy_path("d1", "ab" * 32)
-    'd1/source.abababababababab'
-    """
+    """Return the path below the Zarr store of the copy of a linked source: a file, or a folder if the original is one."""
     return f"{uid}/source.{sha256[:16]}"
 
 

@@ -115,14 +115,6 @@ class Tables:
 
     In a session, which `hold` and `resume` begin, unpinned tables stay open, at the version that was the newest or that
     the last commit through this object made, and what was read of manifests is shared.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from raggedatlas.store.location import Location
-    >>> tables = Tables(Location(tempfile.mkdtemp()))
-    >>> tables.names()
-    []
     """
 
     location: Location  # the folder ``lance_db``
@@ -1004,13 +996,7 @@ def walk(
 
 
 def plain(rows: pa.Table) -> pa.Table:
-    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance.
-
-    Examples
-    --------
-    >>> plain(pa.table({"t": pa.array(["B", "T"]).dictionary_encode()})).schema.field("t").type
-    DataType(string)
-    """
+    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance."""
     for i, column in enumerate(rows.schema):
         if pa.types.is_dictionary(column.type):
             value = column.with_type(column.type.value_type)

@@ -46,13 +46,7 @@ _ZENODO_DOI = "10.5281/zenodo."
 
 @dataclass(frozen=True)
 class WebFolder:
-    """A folder of files on a web server.
-
-    Examples
-    --------
-    >>> WebFolder.of("https://lab.org/lung.atlas").url("head.json")
-    'https://lab.org/lung.atlas/head.json'
-    """
+    """A folder of files on a web server."""
 
     address: str  # the folder, as messages show it
     before: str  # what stands before the name of a file in its address

@@ -189,20 +189,14 @@ def pointer_columns(schema: pa.Schema) -> dict[str, tuple[str, PointerKind]]:
         space = (field.metadata or {}).get(SPACE_KEY)
         if space is not None:
             children = {field.type.field(i).name for i in range(field.type.num_fields)}
-            columns[field.name] = (space.decode(), _kind(children))
+            flat = PointerKind.SPARSE if "zarr_row" in children else PointerKind.DENSE
+            columns[field.name] = (space.decode(), PointerKind.GEOMETRY if "object_id" in children else flat)
     return columns
 
 
 def geometry_columns(schema: pa.Schema) -> list[str]:
     """Return the columns of a cell table that hold pointers to geometry."""
     return [name for name, (_, kind) in pointer_columns(schema).items() if kind is PointerKind.GEOMETRY]
-
-
-def _kind(children: set[str]) -> PointerKind:
-    """Return the kind of a pointer by the fields of its struct."""
-    if "object_id" in children:
-        return PointerKind.GEOMETRY
-    return PointerKind.SPARSE if "zarr_row" in children else PointerKind.DENSE
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -32,7 +32,7 @@ from raggedatlas.store.cache_folder import CacheFolder
 from raggedatlas.store.location import Location, read_blocks, write_pieces
 from raggedatlas.store.manifests import FileEntry
 from raggedatlas.store.runtime import LRUCache
-from raggedatlas.store.web import MOST_AT_ONCE
+from raggedatlas.store.web import MOST_AT_ONCE, WebFolder
 
 HEAD = "head.json"
 """The file that a reader begins with."""
@@ -168,24 +168,6 @@ def parse_index(data: bytes, head: Head, address: str) -> dict[str, PackedFile]:
     return places
 
 
-class Folder(Protocol):
-    """A flat folder of files somewhere."""
-
-    @property
-    def address(self) -> str:
-        """The address."""
-
-    @property
-    def merged_gap(self) -> int:
-        """Bytes that are fetched in the time of another request."""
-
-    def read(self, name: str, most: int) -> bytes:
-        """Return all bytes of a file; `LimitError` if it has more than `most`."""
-
-    def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
-        """Return a range of a file of a size."""
-
-
 @dataclass(frozen=True)
 class StoredFolder:
     """A folder on this machine or in an object store."""
@@ -203,7 +185,7 @@ class StoredFolder:
         return BLOCK if self.location.is_local else 1 << 20
 
     def read(self, name: str, most: int) -> bytes:
-        """Return all bytes of a file."""
+        """Return all bytes of a file; `LimitError` if it has more than `most`."""
         data = bytearray()
         for piece in read_blocks(self.location, name):
             data += piece
@@ -212,8 +194,12 @@ class StoredFolder:
         return bytes(data)
 
     def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
-        """Return a range of a file."""
+        """Return a range of a file of a size."""
         return self.location.read_range(name, start, stop - start)
+
+
+Folder: TypeAlias = StoredFolder | WebFolder
+"""A flat folder of files somewhere."""
 
 
 @dataclass(frozen=True)
@@ -311,9 +297,6 @@ class PublishedFiles:
             return b""
         if self._trusted is not None:
             return self._read_whole(path, place, self._trusted)[start:stop]
-        return self._range(path, place, start, stop)
-
-    def _range(self, path: str, place: PackedFile, start: int, stop: int) -> bytes:
         begin, end = place.offset + start, place.offset + stop
         first, last = begin // BLOCK, -(-end // BLOCK)
         if not path.startswith(TABLES) and not self._may_fetch_blocks(place.pack, first, last, end - begin):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +87,7 @@ class References:
         ends = (offsets + sizes)[order]
         lists = {
             "array": array[order],
-            "chunk": _differences(chunk[order]),
+            "chunk": np.diff(chunk[order], prepend=np.zeros(1, chunk.dtype)),
             "gap": offsets[order] - np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]]),
             "size": sizes[order],
         }
@@ -174,11 +173,6 @@ class References:
                 column[chunk[own]] = values[own]
             arrays[name] = made
         return cls(objects, arrays)
-
-
-def _differences(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the differences of neighbours, the first from 0."""
-    return np.diff(values, prepend=np.zeros(1, values.dtype))
 
 
 def _integers(column: pa.ChunkedArray | pa.Array) -> NDArray[np.int64]:

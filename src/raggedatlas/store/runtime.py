@@ -132,7 +132,9 @@ def prefetch(items: Iterable[A], depth: int = 1) -> Generator[A, None, None]:
     an item in production is waited for.
     """
     iterator = iter(items)
-    with closing(prefetch_map(lambda _: _take_one(iterator), repeat(None), threads=1, depth=depth)) as taken:
+    # A future cannot raise StopIteration, and an item may be falsy, so each comes in a tuple, of which () is the end.
+    pairs = prefetch_map(lambda _: next(((item,) for item in iterator), ()), repeat(None), threads=1, depth=depth)
+    with closing(pairs) as taken:
         for item in taken:
             if not item:
                 return
@@ -162,13 +164,6 @@ def prefetch_map(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _take_one(iterator: Iterator[A]) -> tuple[A, ...]:
-    """Return the next item in a tuple, or () at the end: a future cannot raise StopIteration, and an item may be falsy."""
-    for item in iterator:
-        return (item,)
-    return ()
 
 
 class BackgroundWriter:

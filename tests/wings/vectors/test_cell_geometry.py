@@ -14,6 +14,7 @@ from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, Source
 from raggedatlas.store.filters import col
 from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.attachment_plan import object_centroids
+from raggedatlas.wings.vectors.builder import make_geometry
 from raggedatlas.wings.vectors.cell_geometry import intersects_box, simplices_intersect_box
 from raggedatlas.wings.vectors.converters.geospatial import shapes_of_geometries
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
@@ -296,6 +297,9 @@ def test_transcripts_made_here_are_counted_without_naming_their_cell() -> None:
     counts, named = transcripts_to_counts(spots), transcripts_to_counts(spots, cells="cell_id")
     assert counts.obs_names.tolist() == named.obs_names.tolist() == ["x", "y"]
     assert counts.X.toarray().tolist() == named.X.toarray().tolist() == [[2, 0], [0, 1]]
+    stored = transcripts_to_counts(make_geometry(spots), cells="cell_id")
+    assert stored.obs_names.tolist() == ["x", "y"]
+    assert stored.X.toarray().tolist() == [[2, 0], [0, 1]]
     lost = Shapes("point_cloud", spots.positions, vertex_attributes={"gene": spots.vertex_attributes["gene"]})
     with pytest.raises(SourceError, match="name the vertex attribute that tells the cell"):
         transcripts_to_counts(lost)

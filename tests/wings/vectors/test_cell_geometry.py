@@ -1,5 +1,6 @@
 """Queries over geometry: boxes by box, centroid and shape; shapes aligned to rows; centroids beside values."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_t
 from raggedatlas.wings.vectors.attachment_plan import object_centroids
 from raggedatlas.wings.vectors.builder import make_geometry
 from raggedatlas.wings.vectors.cell_geometry import intersects_box, simplices_intersect_box
+from raggedatlas.wings.vectors.converters.content import decode_categories
 from raggedatlas.wings.vectors.converters.geospatial import shapes_of_geometries
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
 from support.hypothesis_profile import examples
@@ -247,6 +249,31 @@ def test_a_feature_space_is_asked_over_stores_of_several_names(slides: tuple[Sli
     assert view.query().within(box, BOUNDARY).count() == sum(n)
     assert view.query().geometry(BOUNDARY).vertex_counts.tolist() == [16] * sum(n)
     assert atlas.drop_geometry(BOUNDARY).n_cells == n[0]
+
+
+def test_attributes_of_several_stores_are_joined_by_name(slides: tuple[Slide, Slide], tmp_path: Path) -> None:
+    """Categories are joined, what a store or a cell lacks is absent, and categories beside plain numbers are refused."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    least, first = slides[0].outlines.ids.min(), slides[1].outlines.ids.min()
+    for name, slide, labels in zip("ab", slides, (["low", "high"], ["high", "top"]), strict=True):
+        ids = slide.outlines.ids
+        own = {"grade": Attribute(ids % 2, metadata={"categories": labels})}
+        if name == "a":
+            own["size"] = Attribute((ids - least).astype(np.uint8), present=ids > least)
+        atlas.add(slide.data, name, progress=False)
+        outlines = replace(slide.outlines, object_attributes=own)
+        atlas.add(outlines, link="segment_id", dataset=name, space=BOUNDARY, progress=False)
+    found = atlas.checkout(atlas.snapshot()).query().geometry(BOUNDARY).object_attributes
+    ids, size = found["object_id"].values, found["size"]
+    grades = [["low", "high", "top"][i % 2 + (i >= first)] for i in ids.tolist()]
+    assert decode_categories(found["grade"]).tolist() == grades
+    assert np.array_equal(size.present, (ids > least) & (ids < first))
+    assert np.array_equal(size.values[size.present], (ids - least)[size.present])
+
+    plain = replace(slides[1].outlines, object_attributes={"grade": Attribute(slides[1].outlines.ids)})
+    atlas.add(plain, link="segment_id", dataset="b", space=BOUNDARY, on_duplicate="replace", progress=False)
+    with pytest.raises(QueryError, match="'grade' has different shapes or types"):
+        atlas.checkout(atlas.snapshot()).query().geometry(BOUNDARY)
 
 
 def test_what_cannot_be_asked(view: AtlasView) -> None:

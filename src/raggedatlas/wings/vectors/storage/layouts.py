@@ -328,7 +328,7 @@ def encode_rows(values: NDArray[Any], bounds: NDArray[np.int64]) -> Blobs:
 
 def chunk_arrays(level: Level) -> Iterator[ArrayData]:
     """Yield every per-chunk array of a level; `path` is as in layout 0.7."""
-    block = {"zv_array": "vertices", "dtype": level.positions.dtype.name, "encoding": level.encoding}
+    block: dict[str, Any] = {"zv_array": "vertices", "dtype": level.positions.dtype.name, "encoding": level.encoding}
     if level.encoding == "draco":
         # A cell of a mesh includes its faces.
         yield ArrayData("vertices", encode_cells(level), block)

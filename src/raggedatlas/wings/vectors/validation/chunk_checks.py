@@ -178,9 +178,14 @@ def _fragment_indexes(
         together = try_decode_fragments(concat_blobs(blobs))
         if isinstance(together, Fragments):
             # Explicit lists keep their offsets into all rows.
-            columns = (together.is_range, together.starts, together.counts)
             fragments = [
-                Fragments(np.array([0, b - a]), *(column[a:b] for column in columns), together.rows)
+                Fragments(
+                    np.array([0, b - a]),
+                    together.is_range[a:b],
+                    together.starts[a:b],
+                    together.counts[a:b],
+                    together.rows,
+                )
                 for a, b in pairwise(together.bounds.tolist())
             ]
         # One damaged index fails all of them; decoded one by one, only that one is reported.

@@ -489,6 +489,7 @@ def normalize_block(block: Block, first: int) -> CsrBlock:
     >>> rows.indices.tolist(), rows.layers["values"].tolist()
     ([1, 0], [2.0, 3.0])
     """
+    indices: NDArray[Any]
     if isinstance(block, DenseBlock):
         dense = block.layers["values"]
         rows, indices = np.nonzero(dense)

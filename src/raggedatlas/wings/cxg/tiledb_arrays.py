@@ -354,7 +354,7 @@ def _chunk(file: IO[bytes] | RemoteFile, end: int, *, decoded: bool, checked: bo
         return np.frombuffer(values, np.uint8)
     from numcodecs import zstd
 
-    decoded, offset = [np.empty(0, np.uint8)], 0
+    out_parts, offset = [np.empty(0, np.uint8)], 0
     for part_length, size in parts:
         try:
             out = bytes(zstd.decompress(values[offset : offset + size]))
@@ -362,9 +362,9 @@ def _chunk(file: IO[bytes] | RemoteFile, end: int, *, decoded: bool, checked: bo
             raise _CorruptFileError(f"cannot be decoded ({error})") from error
         if len(out) != part_length:
             raise _CorruptFileError("has a part whose length differs from its header")
-        decoded.append(np.frombuffer(out, np.uint8))
+        out_parts.append(np.frombuffer(out, np.uint8))
         offset += size
-    return np.concatenate(decoded)
+    return np.concatenate(out_parts)
 
 
 def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, int]]:

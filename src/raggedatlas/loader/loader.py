@@ -414,16 +414,18 @@ class BatchIterator(_Planned):
 
     def _facts(self) -> dict[str, Any]:
         """Return all that determines the order of an epoch."""
-        order, share = self._order, self._order.share
+        order, share, blocks = self._order, self._order.share, None
+        if order.shuffle == "blocks":
+            # Blocks of other sizes are those of a file that was linked and is copied now.
+            digest = "" if order.blocks is None else blake2b(order.blocks.tobytes(), digest_size=8).hexdigest()
+            blocks = [int(order.block_size), int(order.buffer_size), digest]
         return {
             "query": self._plan.facts.key,
             "n_cells": order.n_cells,
             "seed": int(order.seed),
             "batch_size": int(order.batch_size),
             "shuffle": order.shuffle,
-            "blocks": [int(order.block_size), int(order.buffer_size), _hash_blocks(order)]
-            if order.shuffle == "blocks"
-            else None,
+            "blocks": blocks,
             "strategy": order.digest(),
             "world_size": int(share.world_size),
             "even": share.even,
@@ -620,11 +622,6 @@ class Loader(BatchIterator):
         if strategy.values is None and strategy.kind in VALUED:
             values = strategy_values(self._plan, self._options)
             self._order = replace(self._order, strategy=replace(strategy, values=values))
-
-
-def _hash_blocks(order: Order) -> str:
-    """Return what tells blocks of other sizes apart, which a file has that was linked and is copied now."""
-    return "" if order.blocks is None else blake2b(order.blocks.tobytes(), digest_size=8).hexdigest()
 
 
 def _epoch(epoch: Any) -> int:  # noqa: ANN401  (checked here)

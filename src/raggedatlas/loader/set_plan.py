@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.cells import ObsColumn
-from raggedatlas.loader.order import BALANCED, Strategy
+from raggedatlas.loader.order import BALANCED, NeighborSets, Strategy, StratumSets
 from raggedatlas.loader.plan import BatchPlan, distinct_numbers, number_codes, part_rows
-from raggedatlas.loader.sets import NeighborSets, Strata, StratumSets
 from raggedatlas.model.frames import DATASET
 from raggedatlas.model.ids import UidIndex
 from raggedatlas.query.cells import BLOCK_CELLS
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import AND
-from raggedatlas.query.split import Split
-from raggedatlas.query.targets import target_labels
+from raggedatlas.query.split import Split, target_labels
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.runtime import scratch_array
 from raggedatlas.store.sql_parser import as_filter
@@ -47,37 +45,13 @@ _SPAN = 2**62
 
 @dataclass(frozen=True)
 class SetOptions:
-    """What `SetLoader` was asked for.
-
-    Parameters
-    ----------
-    set_by : tuple of str or (tuple of str)
-        Columns whose values make the sets.
-    control : mapping, "others" or None
-        What sets are compared with; None for neighbours.
-    match : tuple of str, or "neighbors"
-        Columns in which a set and its controls agree.
-    set_size, per_batch : int
-        Cells of a set, sets of a batch.
-    replace : bool or None
-        See `SetLoader`.
-    min_cells, min_controls : int
-        Strata of fewer are left out.
-    weights, n_sets : str or None, int or None
-        How strata are drawn.
-    targets, separator : tuple of str, str or None
-        Columns that name genes.
-    split, controls_from : PartOf, tuple of str
-        Which cells.
-    space : str or None
-        Geometry of the neighbours.
-    """
+    """What `SetLoader`, which says what each choice means, was asked for."""
 
     set_by: tuple[str | tuple[str, ...], ...]
     control: Control
     match: tuple[str, ...] | Literal["neighbors"]
     set_size: int
-    per_batch: int
+    per_batch: int  # sets of a batch
     replace: bool | None
     min_cells: int
     min_controls: int
@@ -150,13 +124,7 @@ class SetOptions:
         return ("split", self.split) if isinstance(self.split, str) else self.split
 
     def choose(self, query: Query) -> Query:
-        """Return the cells of the part, if a column stores the split, and the controls of other parts that are asked for.
-
-        Raises
-        ------
-        QueryError
-            If there is no such column or part.
-        """
+        """Return the cells of the part, if a column stores the split, and the controls of other parts that are asked for."""
         name, part = self.part or (None, "")
         if name is None or isinstance(name, Split):
             return query
@@ -460,10 +428,10 @@ def _assemble(
         pool_starts, pool_sizes = starts[code_of[firsts[kept]]], n_compared[kept] + counts[own[kept]]
     else:
         pool_starts, pool_sizes = starts[code_of[firsts[kept]]], counts[firsts[kept]]
-    strata = Strata(grouped.by_group, starts[ours], sizes[ours], pool_starts, pool_sizes, contrastive)
     recipe = StratumSets(
-        strata, options.set_size, options.per_batch, _weights(plan, options, codes, ours, len(sizes)), replace=options.replace is True,
-        n_sets=options.n_sets or int((-(-sizes[ours] // options.set_size)).sum()),
+        grouped.by_group, starts[ours], sizes[ours], pool_starts, pool_sizes, options.set_size, options.per_batch,
+        _weights(plan, options, codes, ours, len(sizes)), options.n_sets or int((-(-sizes[ours] // options.set_size)).sum()),
+        replace=options.replace is True, without_own=contrastive,
     )  # fmt: skip
     table["n_sets"] = 0
     if recipe.weights is None:

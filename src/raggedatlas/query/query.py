@@ -577,7 +577,7 @@ class Query(Shown):
         >>> sc.pp.log1p(lazy)  # doctest: +SKIP
         >>> sc.pp.highly_variable_genes(lazy, n_top_genes=2000)  # doctest: +SKIP
         """
-        plan = plan_read(self.spec, self.catalog, deferred=self.catalog.tables.pinned is not None)
+        plan = plan_read(self.spec, self.catalog, deferred=True)
         return to_lazy(plan_elements(plan, self.catalog), chunk_bytes, lazy_obs=lazy_obs)
 
     def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":

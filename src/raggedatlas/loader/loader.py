@@ -124,31 +124,25 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
     return CsrBlock(block.indptr[start : stop + 1] - first, block.indices[first:last], layers, block.n_cols)
 
 
-def dense_layers(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> dict[str, NDArray[Any]]:
-    """Return every layer as a dense array, (n_rows, ...), of `dtype`; None keeps that of the layer."""
-    if isinstance(block, DenseBlock):
-        return {layer: _cast(values, dtype) for layer, values in block.layers.items()}
-    found = {}
-    for layer, values in block.layers.items():
-        entries = np.ascontiguousarray(_cast(values, dtype))
-        # Memory of the pool is not zeroed; `ra_write_dense` writes the zeros too.
-        memory = pool.take(block.n_rows * block.n_cols, entries.dtype)
-        found[layer] = memory.reshape(block.n_rows, block.n_cols)
-        rows, where = csr_of(block.indptr, block.indices), c_int64()
-        fault = library().ra_write_dense(
-            byref(rows), entries, entries.itemsize, found[layer], block.n_cols, byref(where)
-        )
-        refuse_rows(fault, f"The layer {layer} of a batch", where.value, block.n_cols)
-    return found
-
-
 def format_block(block: Block, as_: OutputFormat, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
     """Return a block in the format of a loader's batches; the dtype is that of the values, None keeps theirs."""
     if as_ == "csr":
         return block if dtype is None else replace(block, layers={k: _cast(v, dtype) for k, v in block.layers.items()})
     if as_ == "torch" and isinstance(block, CsrBlock):
         return TensorBlock({layer: sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
-    layers = dense_layers(block, dtype, pool)
+    layers = {}
+    for layer, values in block.layers.items():
+        layers[layer] = entries = _cast(values, dtype)
+        if isinstance(block, CsrBlock):
+            entries = np.ascontiguousarray(entries)
+            # Memory of the pool is not zeroed; `ra_write_dense` writes the zeros too.
+            memory = pool.take(block.n_rows * block.n_cols, entries.dtype)
+            layers[layer] = memory.reshape(block.n_rows, block.n_cols)
+            rows, where = csr_of(block.indptr, block.indices), c_int64()
+            fault = library().ra_write_dense(
+                byref(rows), entries, entries.itemsize, layers[layer], block.n_cols, byref(where)
+            )
+            refuse_rows(fault, f"The layer {layer} of a batch", where.value, block.n_cols)
     return DenseBlock(layers) if as_ == "dense" else TensorBlock({k: as_tensor(v) for k, v in layers.items()})
 
 

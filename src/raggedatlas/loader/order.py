@@ -194,14 +194,8 @@ def epoch_batches(order: Order, epoch: int) -> LazyBatches:
     )
     if drawn.bounds is not None:
         numbers = _shared_out(np.arange(count_batches(order)), len(drawn.bounds) - 1, share)
-        positions, bounds = drawn.bounds, np.zeros(len(numbers) + 1, np.int64)
-        np.cumsum(positions[numbers + 1] - positions[numbers], out=bounds[1:])
-
-        def locate(own: NDArray[np.int64]) -> NDArray[np.int64]:
-            batch = np.searchsorted(bounds, own, side="right") - 1
-            return drawn.locate(positions[numbers[batch]] + own - bounds[batch])
-
-        return LazyBatches(bounds, locate)
+        bounds, place = _reordered(drawn.bounds, numbers)
+        return LazyBatches(bounds, lambda own: drawn.locate(place(own)))
     n = _own_count(drawn.n, share)
     if share.drop_last:
         # Shares may differ by one cell, so all are cut to the full batches of the smallest.
@@ -358,9 +352,10 @@ def _every_cell(order: Order, epoch: int) -> Draw:
     if order.shuffle == "full":
         return Draw(n, Permutation(n, order.seed, epoch))
     if order.blocks is not None:
-        return _ragged_blocks(order.blocks, order.seed, epoch)
+        blocks = Permutation(len(order.blocks) - 1, order.seed, epoch)(np.arange(len(order.blocks) - 1))
+        return Draw(n, _reordered(order.blocks, blocks)[1])
     # The last block may be shorter; it gets a random place among the permuted full ones.
-    blocks, short = Permutation(n // size, order.seed, epoch), n % size
+    permuted, short = Permutation(n // size, order.seed, epoch), n % size
     place = int(_generator(order.seed, epoch, 0, 1).integers(0, n // size + 1)) * size
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -368,24 +363,25 @@ def _every_cell(order: Order, epoch: int) -> Draw:
         among_full = np.where(positions >= place + short, positions - short, positions)
         rows = positions - place + (n - short)
         full = ~inside
-        rows[full] = blocks(among_full[full] // size) * size + among_full[full] % size
+        rows[full] = permuted(among_full[full] // size) * size + among_full[full] % size
         return rows
 
     return Draw(n, locate)
 
 
-def _ragged_blocks(bounds: NDArray[np.int64], *key: int) -> Draw:
-    """Permute blocks of different sizes."""
-    blocks = Permutation(len(bounds) - 1, *key)(np.arange(len(bounds) - 1))
-    begins, starts = bounds[blocks], np.zeros(len(bounds), np.int64)
-    np.cumsum(bounds[blocks + 1] - begins, out=starts[1:])
+def _reordered(
+    bounds: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Callable[[NDArray[np.int64]], NDArray[np.int64]]]:
+    """Put some runs of positions, whose bounds are given, after each other by their numbers; return their new bounds, and a function from new positions to old."""
+    begins, starts = bounds[numbers], np.zeros(len(numbers) + 1, np.int64)
+    np.cumsum(bounds[numbers + 1] - begins, out=starts[1:])
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        block = np.searchsorted(starts, positions, side="right") - 1
-        rows: NDArray[np.int64] = begins[block] + positions - starts[block]
-        return rows
+        run = np.searchsorted(starts, positions, side="right") - 1
+        found: NDArray[np.int64] = begins[run] + positions - starts[run]
+        return found
 
-    return Draw(int(bounds[-1]), locate)
+    return starts, locate
 
 
 def _shuffle_within(order: Order, epoch: int, n: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -443,16 +439,14 @@ def _grouped(order: Order, epoch: int) -> Draw:
     if order.shuffle:
         numbers = Permutation(len(numbers), order.seed, epoch)(numbers)
     # Batches in their shuffled order, each a run of positions of one group.
-    positions_of, shuffled = bounds[numbers], np.zeros(len(bounds), np.int64)
-    np.cumsum(bounds[numbers + 1] - positions_of, out=shuffled[1:])
+    shuffled, positions_of = _reordered(bounds, numbers)
 
     @lru_cache(64)
     def permutation(group: int) -> Permutation:
         return Permutation(int(sizes[group]), order.seed, epoch, 1, 1 + group)
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        batch = np.searchsorted(shuffled, positions, side="right") - 1
-        within = positions_of[batch] + positions - shuffled[batch]
+        within = positions_of(positions)
         group = np.searchsorted(ends, within, side="right")
         place = within - (ends - kept)[group]
         if order.shuffle:

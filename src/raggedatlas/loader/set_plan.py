@@ -232,8 +232,8 @@ def plan_sets(plan: BatchPlan, options: SetOptions, query: Query) -> PlannedSets
         assert isinstance(part[0], Split)
         controls_of = _rows_mask(plan, part[0], [part[1], *options.controls_from])
     keys = _Keys.of(plan, options, query.catalog)
-    sizes, n_missing = keys.sizes(plan.n_cells, chosen, controls_of)
-    return _assemble(plan, options, keys, sizes, (chosen, controls_of), [
+    numbers, counts, n_missing = keys.sizes(plan.n_cells, chosen, controls_of)
+    return _assemble(plan, options, keys, numbers, counts, (chosen, controls_of), [
         *([f"{n_missing:,} cells lack a value of {', '.join(map(repr, options.columns))} and are in no set"] if n_missing else []),
         *_shared_controls(plan, options, query),
     ])  # fmt: skip
@@ -301,10 +301,17 @@ class _Keys:
         own = {AND.join(names): key(names) for names in listed if names[0] not in match or len(names) > 1}
         control = None
         if isinstance(options.control, Mapping):
-            control = [
-                (plain := _Key([columns[name]], {}), _wanted(name, plain, value))
-                for name, value in options.control.items()
-            ]
+            control = []
+            for name, value in options.control.items():
+                plain = _Key([columns[name]], {})
+                values = [*value] if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
+                known = plain.labels.tolist()
+                if lacking := [one for one in values if one not in known]:
+                    shown = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
+                    raise QueryError(
+                        f"SetLoader: no cell has {name!r} = {lacking[0]!r}, which control names; there are {shown}."
+                    )
+                control.append((plain, np.isin(np.arange(len(known)), [known.index(one) for one in values])))
         return cls(match, own, control)
 
     def of_cells(
@@ -336,7 +343,7 @@ class _Keys:
 
     def sizes(
         self, n_cells: int, chosen: NDArray[np.bool_] | None, controls_of: NDArray[np.bool_] | None
-    ) -> tuple[dict[str, NDArray[np.int64]], int]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return the numbers that cells have, ascending, and how many have each; and how many cells have none."""
         numbers, counts, n_missing = np.empty(0, np.int64), np.empty(0, np.int64), 0
         for start, stop in _blocks(n_cells):
@@ -345,7 +352,7 @@ class _Keys:
             own, n = np.unique(made[made >= 0], return_counts=True)
             numbers, inverse = np.unique(np.concatenate([numbers, own]), return_inverse=True)
             counts = np.bincount(inverse, np.concatenate([counts, n]), len(numbers)).astype(np.int64)
-        return {"numbers": numbers, "counts": counts}, n_missing
+        return numbers, counts, n_missing
 
     def split(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the part of numbers that `match` decides, and which are of controls."""
@@ -363,29 +370,18 @@ class _Keys:
         return {name: found[name] for name in (*self.own, *self.match)}
 
 
-def _wanted(name: str, key: _Key, value: Any) -> NDArray[np.bool_]:  # noqa: ANN401  (what people compare with)
-    """Return which values of a column are of controls."""
-    values = [*value] if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
-    known = key.labels.tolist()
-    lacking = [one for one in values if one not in known]
-    if lacking:
-        shown = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
-        raise QueryError(f"SetLoader: no cell has {name!r} = {lacking[0]!r}, which control names; there are {shown}.")
-    return np.isin(np.arange(len(known)), [known.index(one) for one in values])
-
-
 def _assemble(
     plan: BatchPlan,
     options: SetOptions,
     keys: _Keys,
-    found: Mapping[str, NDArray[np.int64]],
+    numbers: NDArray[np.int64],
+    counts: NDArray[np.int64],
     masks: tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None],
     notes: Sequence[str],
 ) -> PlannedSets:
     """Give each stratum the cells that it is compared with, and leave out those that lack them."""
     import pandas as pd
 
-    numbers, counts = found["numbers"], found["counts"]
     matched, is_control = keys.split(numbers)
     own = np.flatnonzero(~is_control)
     contrastive = options.control == OTHERS

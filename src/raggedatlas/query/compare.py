@@ -190,7 +190,7 @@ def rank_features(
     in_ranks = options.method == "wilcoxon"
     n_passes = max(1, -(-n_entries // ENTRIES)) if in_ranks else 1
     edges = np.linspace(0, n_features, n_passes + 1).astype(np.int64)
-    passes = [_Pass(int(low), int(high), options, keeps=in_ranks) for low, high in pairwise(edges)]
+    passes = [_Pass(int(low), int(high), options) for low, high in pairwise(edges)]
     for one in passes:
         # The next block is read while this one is added.
         for rows, block in prefetch(blocks()):
@@ -275,8 +275,8 @@ def logarithms(block: Block, *, normalize: bool | None) -> "tuple[csr_array, boo
 class _Pass:
     """Sums of the features ``[low, high)`` of both sets, and for ranks their values that are not zero."""
 
-    def __init__(self, low: int, high: int, options: CompareOptions, *, keeps: bool) -> None:
-        self.low, self.high, self.options, self.keeps = low, high, options, keeps
+    def __init__(self, low: int, high: int, options: CompareOptions) -> None:
+        self.low, self.high, self.options, self.keeps = low, high, options, options.method == "wilcoxon"
         self.sums, self.squares, self.nonzero = (np.zeros((2, high - low)) for _ in _MOMENTS)
         self.tests = np.zeros((2, 0))
         self.normalized = False

@@ -351,10 +351,7 @@ def test_samples(samples: "ad.AnnData", design: str, contrast: Sequence[str]) ->
             f"The contrast {tuple(contrast)!r} has not three parts; expected (column, tested value, reference)."
         )
     column, tested, reference = contrast
-    unquoted = re.sub(r"['\"][^'\"]*['\"]", "", design)
-    # The columns that the formula names: neither functions, such as `np.log(`, nor their options, such as `levels=`.
-    names = re.findall(r"`([^`]+)`|(?<![\w.])([^\W\d][\w.]*)(?![\w.]*\s*(?:\(|=(?!=)))", unquoted)
-    terms = [*dict.fromkeys(marked or plain for marked, plain in names)]
+    terms = _names_in(design)
     for name in dict.fromkeys([column, *terms]):
         if name not in samples.obs:
             raise QueryError(
@@ -403,3 +400,11 @@ def test_samples(samples: "ad.AnnData", design: str, contrast: Sequence[str]) ->
         "not_measured_by_all": int((~shared).sum()), "without_counts": int((shared & ~found).sum()),
     }  # fmt: skip
     return table
+
+
+def _names_in(design: str) -> list[str]:
+    """Return the columns that a formula names."""
+    unquoted = re.sub(r"['\"][^'\"]*['\"]", "", design)
+    # Neither functions, such as `np.log(`, nor their options, such as `levels=`.
+    names = re.findall(r"`([^`]+)`|(?<![\w.])([^\W\d][\w.]*)(?![\w.]*\s*(?:\(|=(?!=)))", unquoted)
+    return [*dict.fromkeys(marked or plain for marked, plain in names)]

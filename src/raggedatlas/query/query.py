@@ -470,8 +470,7 @@ class Query(Shown):
         Parameters
         ----------
         space : str or None
-            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
-            whatever they are called.
+            As of `within`.
         level, budget : int or None
             Which level of detail (0, the finest, by default), or the finest with at most so many vertices in a store.
         attributes : sequence of str or None
@@ -499,8 +498,7 @@ class Query(Shown):
         Parameters
         ----------
         space : str or None
-            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
-            whatever they are called.
+            As of `within`.
         key : str
             Under which name.
 

@@ -117,7 +117,20 @@ def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, known: Mapping[s
         rows = _best(np.where(values > 0, -values, np.nan), search.k)
         values = values[rows]
     else:
-        rows, values = _nearest_column(cells, search)
+        values = np.full(cells.n, np.nan)
+        stored = cells.table.column(cells.columns.stored(search.column)).combine_chunks()
+        valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+        lengths = set(pc.list_value_length(stored).drop_null().unique().to_pylist())
+        if len(lengths) > 1:
+            raise QueryError(
+                f"The vectors of {search.column!r} have different lengths: {sorted(lengths)}; choose cells that agree with .where(...)."
+            )
+        if len(valid):
+            width = lengths.pop()
+            flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)
+            values[valid] = distances(flat, _checked(search, width), search.metric)
+        rows = _best(values, search.k)
+        values = values[rows]
     return replace(cells.take(rows), rank=pa.table({name: pa.array(values, pa.float64())}))
 
 
@@ -247,23 +260,6 @@ def _embedded(
         # Ceiling division: the number of blocks, of which only one is in memory.
         for block in np.array_split(here, -(-len(here) // _BLOCK_ROWS)) if len(here) else ():
             yield block, read_rows(reader, part.start[block])
-
-
-def _nearest_column(cells: Cells, search: Search) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    values = np.full(cells.n, np.nan)
-    stored = cells.table.column(cells.columns.stored(search.column)).combine_chunks()
-    valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
-    lengths = set(pc.list_value_length(stored).drop_null().unique().to_pylist())
-    if len(lengths) > 1:
-        raise QueryError(
-            f"The vectors of {search.column!r} have different lengths: {sorted(lengths)}; choose cells that agree with .where(...)."
-        )
-    if len(valid):
-        width = lengths.pop()
-        flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)
-        values[valid] = distances(flat, _checked(search, width), search.metric)
-    rows = _best(values, search.k)
-    return rows, values[rows]
 
 
 def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:

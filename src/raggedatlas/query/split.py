@@ -150,6 +150,8 @@ class Split(Shown):
         --------
         >>> split = ra.Split.by(view.query(), "donor", {"train": 0.8, "test": 0.2})  # doctest: +SKIP
         """
+        import pandas as pd
+
         shares = _shares(fractions)
         columns = [] if column is None else [column] if isinstance(column, str) else [*column]
         table, uids = _read(query, [*columns, *(match if control is not None else ())])
@@ -161,7 +163,15 @@ class Split(Shown):
             ends[-1] = 1.0
             codes = np.minimum(np.searchsorted(ends, place, side="right"), len(ends) - 1)
         else:
-            values, group = _values(table, columns, ~controls)
+            frame = pd.DataFrame({name: table.column(name).to_pandas() for name in columns})
+            if (n := int((frame.isna().any(axis=1).to_numpy() & ~controls).sum())) > 0:
+                raise QueryError(
+                    f"{n:,} of {len(frame):,} cells have no {' and '.join(map(repr, columns))} to split by; leave them out, e.g. "
+                    f"query.where(~col({columns[0]!r}).is_null())."
+                )
+            texts = frame.astype(str).agg("\0".join, axis=1) if len(columns) > 1 else frame[columns[0]].astype(str)
+            group, known = pd.factorize(texts, sort=True)
+            values = [*map(str, known)]
             sizes = np.bincount(group[~controls], minlength=len(values))
             codes = _deal_values(values, sizes, shares, seed)[group]
         parts = names[codes]
@@ -280,10 +290,19 @@ class Split(Shown):
         >>> Split.from_frame(frame).parts
         {'a': 1, 'b': 1}
         """
-        recipe: dict[str, Any] = {"method": "from_frame"}
+        import pandas as pd
+
         expected = None
         if isinstance(frame, str | os.PathLike):
-            frame, expected = _read_csv(Path(frame))
+            text = _read_text(Path(frame))
+            first, _, rest = text.partition("\n")
+            expected = first.removeprefix("# ") if first.startswith("# sha256:") else None
+            # Below the hash there is no comment: what begins with `#` there is of the name of the column.
+            lines, comment = (text, "#") if expected is None else (rest, None)
+            try:
+                frame = pd.read_csv(io.StringIO(lines), comment=comment, dtype=str, keep_default_na=False)
+            except (ValueError, pd.errors.ParserError) as error:
+                raise SourceError(f"{frame} is no table: {error}.") from error
         table = _table_of(frame)
         names = [one for one in table.column_names if one != "uid"]
         chosen = column or ("split" if "split" in names else names[0] if len(names) == 1 else None)
@@ -293,7 +312,7 @@ class Split(Shown):
                 if column is None
                 else f"The table has no column {column!r}; it has {names}."
             )
-        made = cls(table.select(["uid", chosen]), recipe, name or chosen)
+        made = cls(table.select(["uid", chosen]), {"method": "from_frame"}, name or chosen)
         _compare_hash(made, expected, "The table")
         return made
 
@@ -609,22 +628,6 @@ def _chosen(query: Query, condition: Mapping[str, Any] | Filter, uids: pa.Array)
     return UidIndex(found).find(uids) >= 0
 
 
-def _values(table: pa.Table, columns: Sequence[str], needed: NDArray[np.bool_]) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the values of columns as texts, and which of them each cell has."""
-    import pandas as pd
-
-    frame = pd.DataFrame({name: table.column(name).to_pandas() for name in columns})
-    missing = frame.isna().any(axis=1).to_numpy() & needed
-    if missing.any():
-        raise QueryError(
-            f"{int(missing.sum()):,} of {len(frame):,} cells have no {' and '.join(map(repr, columns))} to split by; leave them out, e.g. "
-            f"query.where(~col({columns[0]!r}).is_null())."
-        )
-    texts = frame.astype(str).agg("\0".join, axis=1) if len(columns) > 1 else frame[columns[0]].astype(str)
-    codes, known = pd.factorize(texts, sort=True)
-    return [str(one) for one in known], codes.astype(np.int64)
-
-
 def _deal_values(
     values: Sequence[str], sizes: NDArray[np.int64], shares: Mapping[str, float], seed: int
 ) -> NDArray[np.int64]:
@@ -843,21 +846,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # not UTF-8, or a name that no file has
         raise SourceError(f"{str(path)!r} cannot be read: {error}.") from error
-
-
-def _read_csv(path: Path) -> tuple[Any, str | None]:
-    """Return the table of a file, and the hash in its first line."""
-    import pandas as pd
-
-    text = _read_text(path)
-    first, _, rest = text.partition("\n")
-    expected = first.removeprefix("# ") if first.startswith("# sha256:") else None
-    # Below the hash there is no comment: what begins with `#` there is of the name of the column.
-    lines, comment = (text, "#") if expected is None else (rest, None)
-    try:
-        return pd.read_csv(io.StringIO(lines), comment=comment, dtype=str, keep_default_na=False), expected
-    except (ValueError, pd.errors.ParserError) as error:
-        raise SourceError(f"{path} is no table: {error}.") from error
 
 
 def _compare_hash(split: Split, expected: str | None, what: str) -> None:

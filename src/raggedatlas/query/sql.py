@@ -1,7 +1,7 @@
 """SQL on a snapshot, answered by DuckDB: views over its tables, and the values of features as the table function `expression`."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -133,12 +133,14 @@ class _Views:
         }
         names = {name.lower() for name in written}
         self._cells(written)
-        made: dict[str, Callable[[], pa.Table]] = {
-            "datasets": lambda: pa.Table.from_pylist(dataset_rows(self.catalog), _DATASETS),
-            "features": self._features,
-        }
-        for name in names & made.keys():
-            self.connection.register(name, made[name]())
+        if "datasets" in names:
+            self.connection.register("datasets", pa.Table.from_pylist(dataset_rows(self.catalog), _DATASETS))
+        if "features" in names:
+            frames = [pa.table({name: pa.array([], pa.string()) for name in ("space", "uid", "feature_id", "symbol")})]
+            for space in registry_tables(self.catalog):
+                table = read_registry(self.catalog, space).table
+                frames.append(table.add_column(0, "space", pa.array([space] * table.num_rows, pa.string())))
+            self.connection.register("features", pa.concat_tables(frames, promote_options="permissive"))
         for record in self._results:
             if RESULTS + record.name.lower() in names:
                 self._result(record)
@@ -177,13 +179,6 @@ class _Views:
             )
         view = {named[name]: self._at[column] for name, column in shown.items()}
         self.connection.execute(create_view("cells", view, "_cells"))
-
-    def _features(self) -> pa.Table:
-        frames = [pa.table({name: pa.array([], pa.string()) for name in ("space", "uid", "feature_id", "symbol")})]
-        for space in registry_tables(self.catalog):
-            table = read_registry(self.catalog, space).table
-            frames.append(table.add_column(0, "space", pa.array([space] * table.num_rows, pa.string())))
-        return pa.concat_tables(frames, promote_options="permissive")
 
     @cached_property
     def _results(self) -> list[ResultRecord]:

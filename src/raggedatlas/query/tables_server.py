@@ -90,16 +90,12 @@ class _TablesHandler(BaseHTTPRequestHandler):
             self._send(
                 HTTPStatus.FORBIDDEN, b"This address needs its token; take the one that raggedatlas serve printed."
             )
-        elif (
-            self.headers.get_content_type() != "application/json" or not length.isdecimal() or int(length) > _MOST_BODY
-        ):
+            return
+        if self.headers.get_content_type() != "application/json" or not length.isdecimal() or int(length) > _MOST_BODY:
             self._send(HTTPStatus.BAD_REQUEST, b"A request has a JSON object of at most 16 MiB as its body.")
-        else:
-            self._answer(name, self.rfile.read(int(length)))
-
-    def _answer(self, name: str, body: bytes) -> None:
+            return
         try:
-            asked = json.loads(body or b"{}")
+            asked = json.loads(self.rfile.read(int(length)) or b"{}")
             if not isinstance(asked, dict):
                 raise QueryError("The body is no JSON object.")
             if name == "close":
@@ -234,13 +230,7 @@ def _column(values: Any) -> "tuple[dict[str, Any], np.ndarray[Any, Any]]":  # no
 
 
 def _text(value: object) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else ", ".join(map(str, value))
-        if isinstance(value, list | tuple | np.ndarray)
-        else str(value)
-    )
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple | np.ndarray) else str(value)
 
 
 def _arrow_stream(frame: "pd.DataFrame") -> bytes:

@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import GENE_SPACE
-from raggedatlas.errors import ArgumentError, NotFoundError, QueryError, SourceError
+from raggedatlas.errors import ArgumentError, AtlasError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import RECIPE_KEY, annotation_of
 from raggedatlas.model.batch import CsrBlock
@@ -31,7 +30,9 @@ from raggedatlas.query.cell_load import SECTIONS, assign_files
 from raggedatlas.query.cells import cell_columns, hash_uids, uid_bytes
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import AND
+from raggedatlas.store.copies import local_copy, local_target
 from raggedatlas.store.filters import Filter, col
+from raggedatlas.store.location import Address, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,7 +295,7 @@ class Split(Shown):
 
         expected = None
         if isinstance(frame, str | os.PathLike):
-            text = _read_text(Path(frame))
+            text = _read_text(frame)
             first, _, rest = text.partition("\n")
             expected = first.removeprefix("# ") if first.startswith("# sha256:") else None
             # Below the hash there is no comment: what begins with `#` there is of the name of the column.
@@ -319,7 +320,7 @@ class Split(Shown):
     @classmethod
     def from_toml(
         cls,
-        path: str | os.PathLike[str],
+        path: Address,
         query: Query | None = None,
         *,
         perturbation: str = "gene",
@@ -366,7 +367,7 @@ class Split(Shown):
         QueryError
             For a file of cell-load without a query, or a dataset that is not found in it.
         """
-        text = _read_text(Path(path))
+        text = _read_text(path)
         try:
             config = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -517,7 +518,7 @@ class Split(Shown):
         parts = self._parts.take(pa.array(at[at >= 0]))
         return find_leaks(query, table.take(kept), uids.take(kept), parts, counts=counts)
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def write(self, path: Address) -> None:
         """Write the split with its hash, as ``.csv`` (a line for each cell) or ``.toml`` (with the recipe).
 
         Parameters
@@ -530,14 +531,14 @@ class Split(Shown):
         ArgumentError
             For another ending.
         """
-        target = Path(path)
-        if target.suffix == ".csv":
+        suffix = as_path(path).suffix
+        if suffix == ".csv":
             header = io.StringIO()
             csv.writer(header, lineterminator="\n").writerow(["uid", self.name])
             lines = [f"# sha256:{self.hash}\n", header.getvalue()]
             uids, parts = self._uids.to_pylist(), self._parts.cast(pa.string()).to_pylist()
             lines += [f"{uid},{part}\n" for uid, part in zip(uids, parts, strict=True)]
-        elif target.suffix == ".toml":
+        elif suffix == ".toml":
             lines = [
                 f'name = {_toml(self.name)}\nhash = "sha256:{self.hash}"\n',
                 f"recipe = {_toml(json.dumps(self._recipe, sort_keys=True))}\n",
@@ -548,7 +549,8 @@ class Split(Shown):
                 lines += [f"{_toml(label)} = [\n", *(f'  "{uid}",\n' for uid in own), "]\n"]
         else:
             raise ArgumentError(f"write() takes the path of a .csv or .toml file, not {str(path)!r}.")
-        target.write_text("".join(lines), encoding="utf-8")
+        with local_target(path, overwrite=True) as target:
+            target.write_text("".join(lines), encoding="utf-8")
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Hand the cells and the recipe over to what takes Arrow tables, such as `RaggedAtlas.annotate`."""
@@ -841,9 +843,12 @@ def _table_of(frame: Any) -> pa.Table:  # noqa: ANN401
     return table
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Address) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with local_copy(path) as local:
+            return local.read_text(encoding="utf-8")
+    except AtlasError:
+        raise
     except (OSError, ValueError) as error:  # not UTF-8, or a name that no file has
         raise SourceError(f"{str(path)!r} cannot be read: {error}.") from error
 

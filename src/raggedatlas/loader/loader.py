@@ -126,28 +126,23 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
 
 def format_block(block: Block, as_: OutputFormat, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
     """Return a block in the format of a loader's batches; the dtype is that of the values, None keeps theirs."""
+    layers: dict[str, Any] = {
+        layer: values if dtype is None else values.astype(dtype, copy=False) for layer, values in block.layers.items()
+    }
     if as_ == "csr":
-        return block if dtype is None else replace(block, layers={k: _cast(v, dtype) for k, v in block.layers.items()})
-    if as_ == "torch" and isinstance(block, CsrBlock):
-        return TensorBlock({layer: sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
-    layers = {}
-    for layer, values in block.layers.items():
-        layers[layer] = entries = _cast(values, dtype)
-        if isinstance(block, CsrBlock):
-            entries = np.ascontiguousarray(entries)
+        return replace(block, layers=layers)
+    if isinstance(block, CsrBlock):
+        if as_ == "torch":
+            return TensorBlock({layer: sparse_tensor(block, values) for layer, values in layers.items()})
+        for layer, values in layers.items():
+            entries = np.ascontiguousarray(values)
             # Memory of the pool is not zeroed; `ra_write_dense` writes the zeros too.
-            memory = pool.take(block.n_rows * block.n_cols, entries.dtype)
-            layers[layer] = memory.reshape(block.n_rows, block.n_cols)
+            dense = pool.take(block.n_rows * block.n_cols, entries.dtype).reshape(block.n_rows, block.n_cols)
             rows, where = csr_of(block.indptr, block.indices), c_int64()
-            fault = library().ra_write_dense(
-                byref(rows), entries, entries.itemsize, layers[layer], block.n_cols, byref(where)
-            )
+            fault = library().ra_write_dense(byref(rows), entries, entries.itemsize, dense, block.n_cols, byref(where))
             refuse_rows(fault, f"The layer {layer} of a batch", where.value, block.n_cols)
+            layers[layer] = dense
     return DenseBlock(layers) if as_ == "dense" else TensorBlock({k: as_tensor(v) for k, v in layers.items()})
-
-
-def _cast(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
-    return values if dtype is None else values.astype(dtype, copy=False)
 
 
 class _Planned(Shown):
@@ -206,13 +201,6 @@ class CellDataset(_Planned):
             require_torch()
         self._plan, _ = plan_batches(query, options)
         self._settle()
-
-    @classmethod
-    def of_plan(cls, plan: BatchPlan) -> "CellDataset":
-        """Make a dataset of an existing plan."""
-        made = cls.__new__(cls)
-        made.__setstate__({"_plan": plan})
-        return made
 
     def _settle(self) -> None:
         """Create the state that belongs to this process."""
@@ -539,7 +527,9 @@ class Loader(BatchIterator):
     @property
     def dataset(self) -> CellDataset:
         """The same cells for a sampler of PyTorch's: map-style, in the query's order."""
-        return CellDataset.of_plan(self._plan)
+        made = CellDataset.__new__(CellDataset)
+        made.__setstate__({"_plan": self._plan})
+        return made
 
     def part(self, rows: NDArray[np.int64], *, drawn: bool = True, share: Share | None = None) -> "Loader":
         """Create a loader of some of the cells, with the same features, codes and options.

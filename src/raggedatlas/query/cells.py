@@ -308,7 +308,7 @@ def find_cells(catalog: Catalog, conditions: Sequence[str | Mapping[str, Any] | 
     """Return the uids of the cells that satisfy all conditions, which `Query.where` describes, and these as text."""
     spec = QuerySpec(filters=tuple(as_filter(condition) for condition in conditions))
     cells = read_cells(catalog, spec, cell_columns(catalog), (), ())
-    return cells.table.column("uid").combine_chunks(), spec.describe().removeprefix("where ")
+    return cells.table.column("uid").combine_chunks(), " AND ".join(map(repr, spec.filters))
 
 
 def column_vectors(cells: Cells, column: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:

@@ -40,7 +40,10 @@ def write_parquet(scene: Scene, path: Path, *, genes: Sequence[str] = (), overwr
         Y: pa.array(scene.coordinates[:, 1]),
     }
     for column in scene.columns:
-        columns[_free(column.name, "obs", columns)] = _plain(column)
+        plain = column.values.cast(pa.string())
+        if column.kind == "number":
+            plain = pa.array(column.values.to_numpy(zero_copy_only=False), from_pandas=True)
+        columns[_free(column.name, "obs", columns)] = plain
     for name, values in scene.read_genes(genes).items():
         columns[_free(name, "gene", columns)] = pa.array(values, from_pandas=True)
     with written_aside(path, overwrite=overwrite) as new:
@@ -54,12 +57,6 @@ def _free(name: str, kind: str, taken: dict[str, pa.Array]) -> str:
     while name.lower() in known:
         name = f"{kind}:{name}"
     return name
-
-
-def _plain(column: PointColumn) -> pa.Array:
-    if column.kind == "number":
-        return pa.array(column.values.to_numpy(zero_copy_only=False), from_pandas=True)
-    return column.values.cast(pa.string())
 
 
 def write_vitessce(scene: Scene, path: Path, *, genes: Sequence[str] = (), overwrite: bool = False) -> Path:

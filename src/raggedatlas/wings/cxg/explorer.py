@@ -356,8 +356,10 @@ def prepare(
         # People search for genes by symbol, and the features of an atlas are indexed by id.
         var = query.limit(1).to_anndata().var
         chosen = {"var_index": SYMBOL, **chosen} if SYMBOL in var and var[SYMBOL].notna().any() else chosen
-        return PreparedCxg(local_path(query.write(str(target), **chosen)), written=True)
-    return PreparedCxg(local_path(copy(what, open_sink(target, **chosen))), written=True)
+        query.write(target, **chosen)
+    else:
+        copy(what, open_sink(target, **chosen))
+    return PreparedCxg(target, written=True)
 
 
 def serve(

@@ -24,7 +24,6 @@ from raggedatlas.formats.output_files import publish, refuse_existing
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.store.location import local_path
 from raggedatlas.wings.cxg.array_writer import (
     DenseBandWriter,
     MatrixWriter,
@@ -71,14 +70,14 @@ _NO_EMBEDDING = "embeddings are dense arrays of two or more numeric columns"
 _ONE_MATRIX = "a CXG has a single matrix; x= selects another one"
 
 
-def cxg_sink(path: str | os.PathLike[str], **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
+def cxg_sink(path: Path, **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
     """Return a sink that writes a CXG; `choices` are the fields of `CxgOptions`.
 
     Examples
     --------
-    >>> sink = cxg_sink("pbmc.cxg", profile="0.2.0", title="PBMC", compute_embedding="pca")  # doctest: +SKIP
+    >>> sink = cxg_sink(Path("pbmc.cxg"), profile="0.2.0", title="PBMC", compute_embedding="pca")  # doctest: +SKIP
     """
-    return CxgSink(local_path(path), CxgOptions.of(choices))
+    return CxgSink(path, CxgOptions.of(choices))
 
 
 class CxgSink:

@@ -60,11 +60,12 @@ class Wing:
     name : str
         Its name.
     readers : mapping of str to str
-        Suffix of a file, or name of a format that `detectors` recognise -> what opens a path of it as a `Source`.
+        Suffix of a file, or name of a format that `detectors` recognise -> what opens a `pathlib.Path` of it as a `Source`. Of another package it
+        is given local paths alone: what is in an object store or on a web server is copied first.
     detectors : mapping of str to str
         Name of a format of folders -> function of a path that recognises one.
     writers : mapping of str to str
-        Suffix -> what creates a `Sink` for a path.
+        Suffix -> what creates a `Sink` for a local `pathlib.Path`; what it writes is uploaded if the target is elsewhere.
     spaces : mapping of str to str
         Name -> `FeatureSpace`.
     assets : mapping of str to str

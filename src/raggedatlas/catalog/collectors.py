@@ -281,15 +281,10 @@ def delete_replaced_files(sweep: Sweep) -> None:
         if keys and sweep.call != "dry run":
             # A group must not list arrays that are gone.
             place.delete_objects([key for key, _ in sorted(keys, key=lambda file: not file[0].endswith("zarr.json"))])
-            _remove_empty_folders(place)
-
-
-def _remove_empty_folders(place: Location) -> None:
-    if place.is_local:
-        for folder, _, _ in os.walk(place.checked_path(), topdown=False):
-            # Not empty where there are deleted rows, or another process is writing.
-            with contextlib.suppress(OSError):
-                Path(folder).rmdir()
+            for folder, _, _ in os.walk(place.checked_path(), topdown=False) if place.is_local else ():
+                # Not empty where there are deleted rows, or another process is writing.
+                with contextlib.suppress(OSError):
+                    Path(folder).rmdir()
 
 
 def remove_unnamed_frames(sweep: Sweep) -> None:

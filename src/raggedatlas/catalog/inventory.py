@@ -20,10 +20,9 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.assets import DeletedCells
-from raggedatlas.model.records import BundleFacts, DatasetRecord
+from raggedatlas.model.records import BundleFacts, DatasetRecord, shards_path
 from raggedatlas.store.bundle import SHARED, bundle_file
 from raggedatlas.store.references import references_file
-from raggedatlas.store.shards import shards_path
 
 _IN_TEXT = re.compile(rf'"file": "({SHARED.pattern})/')
 

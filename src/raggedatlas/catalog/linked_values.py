@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
@@ -24,7 +23,6 @@ from raggedatlas.catalog.cells import read_frame
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.errors import AtlasError, CorruptError, DuplicateError, SourceError, StaleSourceError, ValuesError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.frames import INDEX
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.content_hash import ContentHash
@@ -156,27 +154,6 @@ def refuse_duplicate(catalog: Catalog, first: DatasetRecord, text: str) -> None:
             f"{first.name!r} has the same cells, features and values as the dataset {same[0].name!r}; nothing was changed. Drop one of them with "
             f"drop_dataset({same[0].uid!r}) or drop_dataset({first.uid!r})."
         )
-
-
-@dataclass(frozen=True)
-class Places:
-    """Names cells and features of a group, for messages."""
-
-    catalog: Catalog
-    first: DatasetRecord  # the first record of the dataset
-    record: DatasetRecord  # that of the group
-
-    def __call__(self, row: int, column: int) -> str:
-        """Name the cell and feature of a value."""
-        # Rows of a modality that only some cells have are not those of the file.
-        cell = f"{self._name('obs', row)} " if self.record.n_cells == self.first.n_cells_added else ""
-        frame = f"var.{self.record.pointer}"
-        feature = f"feature {self._name(frame, column)} " if frame in self.first.file_facts.frames else ""
-        return f"cell {cell}(row {row}), {feature}(column {column}, both counted from 0)"
-
-    def _name(self, frame: str, at: int) -> str:
-        names: pa.ChunkedArray = read_frame(self.catalog, self.first, frame).column(INDEX)
-        return repr(names[at].as_py()) if at < len(names) else ""
 
 
 def check_linked(catalog: Catalog, record: DatasetRecord) -> list[Problem]:

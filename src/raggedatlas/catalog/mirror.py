@@ -16,7 +16,7 @@ from raggedatlas.catalog.kept_tables import kept_files
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import ConflictError, CorruptError, MissingFileError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
-from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, Link
+from raggedatlas.model.records import AtlasVersionRecord, Link
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.linked import iterate_object, load_references
@@ -104,7 +104,10 @@ def _copy_snapshots(
         # Read once, and one at a time: an atlas may have a thousand snapshots.
         there = inventory(catalog.at(record))
         folders |= there.folders
-        links |= _links(record, there.datasets)
+        own_links = (
+            (uid, one, link) for uid, own in there.datasets.items() for one in own for link in read_links(one).values()
+        )
+        links |= {copy_path(uid, link.sha256): (link, one.name or uid, record) for uid, one, link in own_links}
         for path, sha256 in there.contents.items() if record.root_hash not in roots else ():
             uid, _, key = path.partition("/")
             hashes.setdefault(uid, {})[key] = sha256
@@ -151,12 +154,6 @@ def _copy_snapshots(
 
 _Linked = tuple[Link, str, AtlasVersionRecord]
 """One of the links to a file, the name of the dataset, and the newest snapshot that has it."""
-
-
-def _links(record: AtlasVersionRecord, datasets: Mapping[str, Sequence[DatasetRecord]]) -> dict[str, _Linked]:
-    """Return the files that the datasets of a snapshot are linked to, by the paths of their copies."""
-    each = ((uid, one, link) for uid, own in datasets.items() for one in own for link in read_links(one).values())
-    return {copy_path(uid, link.sha256): (link, one.name or uid, record) for uid, one, link in each}
 
 
 @dataclass(frozen=True)
@@ -329,7 +326,8 @@ def _copy(
     def copy(file: _File) -> FileEntry:
         if dry_run:
             return FileEntry(max(file.n_bytes, 0), "")
-        return _copy_file(source, file.key, target, scratch, file.sha256)
+        blocks, name = read_blocks(source, file.key), f"{source.uri}/{file.key}"
+        return write_blocks(blocks, target, file.key, scratch, name, file.sha256)
 
     apply: Callable[..., Iterable[object]] = map if source.is_local and target.is_local else map_requests
     missing = [file for file, lacks in zip(files, apply(lacking, files), strict=True) if lacks]
@@ -356,16 +354,6 @@ def remove_partial(scratch: Location, grace: timedelta) -> None:
                 scratch.checked_path().rmdir()
 
 
-def _copy_file(source: Location, key: str, target: Location, scratch: Location, sha256: str = "") -> FileEntry:
-    """Copy one file to the same key of another location, where readers see all or nothing; return length and hash.
-
-    In a folder it is written to `scratch` first: what a process that dies leaves must not lie among the files of a
-    geometry store, whose digest is over all of them. `sha256` is what is recorded, empty where nothing is; if the
-    source does not have it, the target stays as it was.
-    """
-    return write_blocks(read_blocks(source, key), target, key, scratch, f"{source.uri}/{key}", sha256)
-
-
 def _write_or_digest(
     blocks: Mapping[str, Callable[[], Iterable[memoryview]]], target: Location, scratch: Location, key: str
 ) -> FileEntry:
@@ -387,8 +375,9 @@ def write_blocks(
 ) -> FileEntry:
     """Write a file that readers see all of or nothing; return length and hash.
 
-    `sha256` is what is recorded of what `name` holds, empty where nothing is; if the blocks do not have it, the target
-    stays as it was.
+    In a folder it is written to `scratch` first: what a process that dies leaves must not lie among the files of a
+    geometry store, whose digest is over all of them. `sha256` is what is recorded of what `name` holds, empty where
+    nothing is; if the blocks do not have it, the target stays as it was.
     """
     n_bytes, content = 0, hashlib.sha256()
 

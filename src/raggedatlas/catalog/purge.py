@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import (
     asset_kinds,
-    group_by_dataset,
+    find_dataset,
     is_this_process,
     process_alive,
     purged,
@@ -117,7 +117,21 @@ def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
         now, n_cells = catalog.tables.known_purge() or mark, 0
         if now.stage == "rewriting":
             now, n_cells = _rewrite_all(catalog, now)
-        return _delete(catalog, now, n_cells)
+        # The arrays go, and all table versions that no snapshot names; then the mark.
+        there = [*catalog.tables.versions((*_purged_tables(), VERSIONS))]
+        report = Sweep(
+            catalog,
+            "purge",
+            timedelta(0),
+            timedelta(0),
+            there,
+            (now.uid, *now.stores),
+            groups=[now.uid],
+            n_cells=n_cells,
+        ).run()
+        catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
+        seal_versions(catalog)
+        return report
 
     try:
         if mark.stage == "begun":
@@ -191,19 +205,6 @@ def _newest(catalog: Catalog) -> dict[str, int]:
 def _purged_tables() -> tuple[str, ...]:
     """Return the tables with data of a dataset."""
     return CELLS, DATASETS, *asset_tables()
-
-
-def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
-    """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
-    tables, uid = catalog.tables, mark.uid
-    there = [*tables.versions((*_purged_tables(), VERSIONS))]
-    sweep = Sweep(
-        catalog, "purge", timedelta(0), timedelta(0), there, (uid, *mark.stores), groups=[uid], n_cells=n_cells
-    )
-    report = sweep.run()
-    tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
-    seal_versions(catalog)
-    return report
 
 
 def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> tuple[PurgeMark, int]:
@@ -280,7 +281,9 @@ class _Rewriter:
 
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
-        views = _views(catalog, tips)
+        # All snapshots, and the tip with what is current of the tables.
+        there = catalog.tables.at({**catalog.tables.versions((CELLS, *asset_tables())), **tips})
+        views = [*map(catalog.at, list_versions(catalog)), catalog.with_tables(there)]
         assets = [inventory(view).assets for view in views]
         self._seen = {kind: [one for found in assets for one in found[kind]] for kind in asset_kinds()}
         self._changes = {kind.table: (kind, kind.without_dataset(catalog, uid, views)) for kind in self._seen}
@@ -347,20 +350,8 @@ def _concurrent_write_error(catalog: Catalog) -> ConflictError:
 def _find(catalog: Catalog, uid_or_name: str) -> tuple[str, str]:
     """Find uid and name of a dataset at the tip, or else in the snapshots from the newest to the oldest."""
     for view in [catalog, *(catalog.at(record) for record in reversed(list_versions(catalog)))]:
-        datasets = group_by_dataset(read_records(view))
-        if uid_or_name in datasets:
-            return uid_or_name, datasets[uid_or_name][0].name
-        named = [uid for uid, records in datasets.items() if records[0].name == uid_or_name]
-        if len(named) > 1:
-            raise NotFoundError(f"{len(named)} datasets are called {uid_or_name!r}; use one of their uids: {named}.")
-        if named:
-            return named[0], uid_or_name
+        records = read_records(view)
+        if any(uid_or_name in (record.uid, record.name) for record in records):
+            first = find_dataset(catalog, uid_or_name, records)[0]
+            return first.uid, first.name
     raise NotFoundError(f"Neither the tip nor any snapshot of {catalog.location.uri} has a dataset {uid_or_name!r}.")
-
-
-def _views(catalog: Catalog, tips: Mapping[str, int]) -> list[Catalog]:
-    """Return all snapshots, and the tip with some tables at given versions."""
-    tables = catalog.tables
-    tip = tables.versions((CELLS, *asset_tables()))
-    pinned = catalog.with_tables(tables.at({**tip, **tips}))
-    return [*map(catalog.at, list_versions(catalog)), pinned]

@@ -219,7 +219,7 @@ def check_content(
     changed = [record for record in records if there.get(record.zarr_group) != record]
     assets, old_assets = read_assets(catalog), {} if before is None else read_assets(before)
     problems += _check_records(catalog, records, changed)
-    problems += [problem for kind, found in assets.items() for problem in kind.check_records(catalog, found)]
+    problems += [problem for kind, found in assets.items() if found for problem in kind.check_records(catalog, found)]
     check_features = partial(_check_features, catalog, before, records, changed, hashed=level == "deep")
     uids = {record.uid for record in records}
     if level == "quick":
@@ -251,7 +251,7 @@ def check_content(
     for kind, found in assets.items():
         known, seen = old_assets.get(kind, []), rows.touched
         due = [one for one in found if one not in known or seen is None or seen & set(one.cells_of)]
-        problems += kind.check_cells(catalog, due, values=level == "deep")
+        problems += kind.check_cells(catalog, due, values=level == "deep") if due else []
     if level == "deep":
         bad = damaged | {problem.path for problem in problems}
         sound = [record for record in changed if record.zarr_group not in bad]

@@ -28,7 +28,6 @@ from raggedatlas.errors import (
 )
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_column, column_values, merge_colors
-from raggedatlas.ingest.options import AnnotateOptions
 from raggedatlas.ingest.values import block_rows
 from raggedatlas.model.assets import (
     RECIPE_KEY,
@@ -49,6 +48,7 @@ from raggedatlas.model.ids import (
     integer_ids,
     new_uid,
 )
+from raggedatlas.model.options import AnnotateOptions
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.model.wings import answer

@@ -15,11 +15,11 @@ from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import BY_HAND, register_features
 from raggedatlas.catalog.optimization import refresh_identity
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
-from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession, parse_symbols
 from raggedatlas.model.assets import annotation_columns, result_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, nan_to_null
 from raggedatlas.model.ids import RESERVED, column_name, feature_uids, free_name, repeated_uids
+from raggedatlas.model.options import IngestOptions, OnClash
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import ColumnReport, Fate
 from raggedatlas.model.schemas import FeatureBaseSchema

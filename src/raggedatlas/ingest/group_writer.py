@@ -16,13 +16,13 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SchemaError, SourceError, StoreError
 from raggedatlas.formats.anndata.packing import pack
 from raggedatlas.ingest.linking import ColumnLinks, LinkPlan
-from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import LayerFit, block_rows, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import free_name
+from raggedatlas.model.options import IngestOptions
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind

@@ -16,7 +16,6 @@ from raggedatlas.catalog.cells import takes_over
 from raggedatlas.catalog.layouts import feature_set, read_layouts, records_with_features
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, Features, column_values, identify, plan_columns
-from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.values import entry_hash, hash_texts, rank_columns, sample_counts
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
@@ -32,6 +31,7 @@ from raggedatlas.model.ids import (
     layout_uid,
     new_uid,
 )
+from raggedatlas.model.options import IngestOptions
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema

@@ -30,7 +30,7 @@ from raggedatlas.ingest.group_changes import change_records
 from raggedatlas.ingest.linking import describe_source, read_indptr
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.protocols import Source
-from raggedatlas.model.records import DatasetRecord, Link, SourceFacts, Span
+from raggedatlas.model.records import DatasetRecord, Link, Span
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.content_hash import as_bits
 from raggedatlas.store.linked import LinkedSource, keep_references, load_references
@@ -105,7 +105,13 @@ def relink(
         def change(now: list[DatasetRecord]) -> list[DatasetRecord]:
             if {record.zarr_group: read_links(record) for record in now} == links:
                 refuse_duplicate(catalog, now[0], text)
-                fresh = [_replaced(record, new[record.zarr_group], changed, text) for record in now]
+                fresh = []
+                for record in now:
+                    specs, facts = read_specs(record) | new[record.zarr_group], record.file_facts
+                    update = {**array_columns(specs, record.array_checksums), "content_hash": text}
+                    if facts.linked is not None:
+                        update["facts"] = facts.model_copy(update={"linked": changed}).to_json()
+                    fresh.append(record.model_copy(update=update))
                 return [record for record, before in zip(fresh, now, strict=True) if record != before]
             if all(record.file_facts.linked in (None, changed) for record in now) and now:
                 return []  # A commit whose response was lost.
@@ -239,11 +245,3 @@ def _compare_names(catalog: Catalog, records: Sequence[DatasetRecord], source: S
 
 def _other(first: DatasetRecord, there: LinkedSource, text: str) -> SourceError:
     return SourceError(f"{there.location} is not the file of the dataset {first.name!r}: {text}. {_WAY_OUT}")
-
-
-def _replaced(record: DatasetRecord, specs: Mapping[str, ArraySpec], source: SourceFacts, text: str) -> DatasetRecord:
-    facts = record.file_facts
-    update = {**array_columns(read_specs(record) | dict(specs), record.array_checksums), "content_hash": text}
-    if facts.linked is not None:
-        update["facts"] = facts.model_copy(update={"linked": source}).to_json()
-    return record.model_copy(update=update)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SchemaError, StoreError
-from raggedatlas.model.records import Link, Span
+from raggedatlas.model.records import Link, Span, shards_path
 from raggedatlas.store.bundle import MEMBER_BYTES, Bundle
 from raggedatlas.store.codecs import (
     DTYPES,
@@ -37,7 +37,6 @@ from raggedatlas.store.shards import (
     index_bytes,
     parse_index,
     shard_key,
-    shards_path,
 )
 
 MAX_CHUNK_BYTES = 512 * 2**20

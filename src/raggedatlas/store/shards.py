@@ -23,11 +23,6 @@ from raggedatlas.store.storage_errors import store_errors
 ABSENT = np.iinfo(np.uint64).max
 
 
-def shards_path(path: str) -> str:
-    """Return the path of the folder of an array's shards."""
-    return f"{path}/c"
-
-
 def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
     """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
     return "/".join(["c", str(shard), *("0" for _ in row_shape)])

@@ -21,14 +21,14 @@ from raggedatlas.errors import (
     NotFoundError,
     SourceError,
 )
-from raggedatlas.ingest.add import Attachment, add_sources
+from raggedatlas.ingest.add import Opener, add_sources
+from raggedatlas.ingest.attachment import Attachment
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
-from raggedatlas.ingest.options import GeometryOptions, IngestOptions, read_options
-from raggedatlas.ingest.staging import Opener
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import check_given_name, fit_name, free_name, integer_ids, new_uids
+from raggedatlas.model.options import GeometryOptions, IngestOptions, read_options
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field

@@ -131,7 +131,7 @@ def test_a_call_that_dies_shows_the_mirror_as_it_was(
     """Before any of the files: the snapshots of the mirror are those of before, sound, and the next call completes it."""
     catalog, target = grown
     total = int(copy(catalog, target, dry_run=True).notes[0].split("; ")[1].split()[0])
-    original = mirror._copy_file
+    original = mirror.write_blocks
     for n in sorted({0, 1, total // 3, total // 2, *range(total - 4, total)}):
         place = Location(tmp_path / f"copy{n}")
         shutil.copytree(target.path, place.path)
@@ -140,13 +140,13 @@ def test_a_call_that_dies_shows_the_mirror_as_it_was(
         def dying(*words: Any, done: list[str] = done, n: int = n) -> int:
             if len(done) == n:
                 raise DiedError
-            done.append(words[1])
+            done.append(words[2])
             return original(*words)
 
-        monkeypatch.setattr(mirror, "_copy_file", dying)
+        monkeypatch.setattr(mirror, "write_blocks", dying)
         with pytest.raises(DiedError):
             copy(catalog, place)
-        monkeypatch.setattr(mirror, "_copy_file", original)
+        monkeypatch.setattr(mirror, "write_blocks", original)
         there = open_catalog(place)
         assert [record.version for record in list_versions(there)] == [1], n
         assert [p for p in validate(there, "deep") if p.level == "must"] == [], n

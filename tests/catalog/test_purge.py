@@ -257,7 +257,7 @@ def test_a_purge_under_way_refuses_the_add_that_was_planned_before(two: Two, dyi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("step", ["_rewrite_all", "_delete"])
+@pytest.mark.parametrize("step", ["_rewrite_all", "Sweep"])
 def test_a_purge_that_is_interrupted_can_be_finished_by_another_process(
     two: Two, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -19,8 +19,9 @@ from raggedatlas.catalog.assets import AssetKind, group_by_dataset, read_assets,
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.errors import CorruptError
+from raggedatlas.model.arrays import shards_path
 from raggedatlas.model.assets import DeletedCells
-from raggedatlas.model.records import BundleFacts, DatasetRecord, shards_path
+from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.store.bundle import SHARED, bundle_file
 from raggedatlas.store.references import references_file
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 from raggedatlas.catalog.assets import array_columns, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import NotFoundError
-from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, entries_from_table, shards_path
-from raggedatlas.store.arrays import ArraySpec, GroupMetadata, describe_group, read_group
+from raggedatlas.model.arrays import ArraySpec, shards_path
+from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, entries_from_table
+from raggedatlas.store.arrays import GroupMetadata, describe_group, read_group
 from raggedatlas.store.sql import equals
 
 

@@ -279,11 +279,6 @@ class DatasetFacts(BaseModel):
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
-def shards_path(path: str) -> str:
-    """Return the path of the folder of an array's shards, by which `DatasetRecord.array_checksums` has their hash."""
-    return f"{path}/c"
-
-
 class DatasetRecord(BaseModel):
     """One Zarr group of one dataset; its row is the commit point of an `add`.
 

@@ -265,7 +265,7 @@ def test_a_purge_that_is_interrupted_can_be_finished_by_another_process(
     catalog, first, _ = two
     snapshots.snapshot(catalog)
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(purge, step, interrupt)

@@ -322,21 +322,18 @@ def respanned(
 # ---- purging
 
 
-@dataclass(frozen=True)
-class Moves:
-    """Shared bundles that were written again without one dataset."""
+Moves = Mapping[str, tuple[BundleFacts, Mapping[str, Span]]]
+"""Shared bundle that was written again without one dataset -> the new one, without frames, and where each file is in it: path -> span."""
 
-    # old file -> the new one, without frames, and where each file is in it: path -> span
-    files: Mapping[str, "tuple[BundleFacts, dict[str, Span]]"]
 
-    def apply(self, rows: pa.Table) -> pa.Table:
-        """Return rows of `datasets` that name the new bundles."""
-        records = datasets_from_table(rows) if self.files else []
-        if not any(_names(record, file) for record in records for file in self.files):
-            return rows
-        for old, (facts, spans) in self.files.items():
-            records = [respanned(r, facts, spans, old) if _names(r, old) else r for r in records]
-        return pa.Table.from_pylist([record.model_dump() for record in records], schema=DATASETS_SCHEMA)
+def follow_moves(moves: Moves, rows: pa.Table) -> pa.Table:
+    """Return rows of `datasets` that name the new bundles."""
+    records = datasets_from_table(rows) if moves else []
+    if not any(_names(record, file) for record in records for file in moves):
+        return rows
+    for old, (facts, spans) in moves.items():
+        records = [respanned(r, facts, spans, old) if _names(r, old) else r for r in records]
+    return pa.Table.from_pylist([record.model_dump() for record in records], schema=DATASETS_SCHEMA)
 
 
 def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
@@ -347,7 +344,7 @@ def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
         for record in datasets_from_table(catalog.tables.at({DATASETS: version}).read(DATASETS)):
             for file in (file for file in files if record.uid != uid and _names(record, file)):
                 named[file][record.zarr_group] = _united(named[file].get(record.zarr_group), record, file)
-    return Moves({file: _written_again(catalog, file, groups, uid) for file, groups in named.items() if groups})
+    return {file: _written_again(catalog, file, groups, uid) for file, groups in named.items() if groups}
 
 
 def _united(known: DatasetRecord | None, record: DatasetRecord, file: str) -> DatasetRecord:

@@ -44,7 +44,7 @@ class _Part:
     name: str
     digest: str  # hash of all that is recorded of it
     paths: tuple[str, ...]  # where its files are, below the Zarr store
-    checks: tuple[Check, ...]  # they read it and return problems
+    check: Check  # reads it and returns problems
 
 
 def check_files(
@@ -110,44 +110,36 @@ def check_files(
         found.n_files, found.n_bytes = found.n_files + n_files * first, found.n_bytes + n_bytes * first
         return token
 
-    tasks: list[_Task] = []
+    checks, tokens_of = list[Check](), list[dict[str, str]]()
     stamps = Stamps(catalog.tables.location)
     looked_up = {path: look_up(path, files[path].sha256, stamps, (path,)) for path in sorted(files)}
     tokens = {path: token for path, token in looked_up.items() if token is not None}
     for at in range(0, len(tokens), _FILES):
         some = dict([*tokens.items()][at : at + _FILES])
-        compare = partial(compare_files, catalog.tables.location, {path: files[path] for path in some})
-        tasks.append(_Task((compare,), some, together=False))
+        checks.append(partial(compare_files, catalog.tables.location, {path: files[path] for path in some}))
+        tokens_of.append(some)
     kept = kept_files(catalog.tables.location, records)
     tokens = {path: token for path in kept if (token := look_up(path, kept[path].sha256, stamps, (path,)))}
     if tokens:
         tables = {path: kept[path] for path in tokens}
-        check = partial(compare_files, catalog.tables.location, tables, rule="marker-table", fix=AGAIN)
-        tasks.append(_Task((check,), tokens, together=False))
+        checks.append(partial(compare_files, catalog.tables.location, tables, rule="marker-table", fix=AGAIN))
+        tokens_of.append(tokens)
     stamps = Stamps(catalog.arrays)
     for part in fresh:
         token = look_up(part.name, part.digest, stamps, part.paths)
         if token is not None:
-            tasks.append(_Task(part.checks, {part.name: token}, together=True))
-    each = run_tasks([partial(_all, task.checks) for task in tasks], executor, place=catalog.location)
-    for task, problems in zip(tasks, in_order(each), strict=True):
+            checks.append(part.check)
+            # No file has this name: any problem is one of the part.
+            tokens_of.append({"": token})
+    each = run_tasks(checks, executor, place=catalog.location)
+    for tokens, problems in zip(tokens_of, in_order(each), strict=True):
         found += problems
-        bad = {problem.path for problem in problems}
-        if not (task.together and problems):
-            sound |= dict.fromkeys((token for path, token in task.tokens.items() if path not in bad), utc_now())
+        bad = {problem.path for problem in problems} | ({""} if problems else set())
+        sound |= dict.fromkeys((token for path, token in tokens.items() if path not in bad), utc_now())
     if ledger is not None:
         # What is not part of an atlas any more is forgotten when everything was looked at.
         ledger.save(sound if catalog.snapshot is None and before is None else ledger.found | sound)
     found.snapshots = {record.version: record.root_hash for record in records}
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Checks that one worker makes, and the token of each thing that they check, by its name in problems."""
-
-    checks: tuple[Check, ...]
-    tokens: dict[str, str]
-    together: bool
 
 
 def _all(checks: Sequence[Check]) -> list[Problem]:
@@ -178,7 +170,8 @@ def _parts(view: Catalog) -> Iterator[_Part]:
 
 
 def _part(name: str, recorded: object, paths: tuple[str, ...], *checks: Check) -> _Part:
-    return _Part(name, hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest(), paths, checks)
+    digest = hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()
+    return _Part(name, digest, paths, partial(_all, checks))
 
 
 def _folders(record: DatasetRecord) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,6 @@ COUNTS = "counts"
 _LOOK = "Put back the file as it was, name it by relink() if it was moved, or drop the dataset and add the file again."
 
 
-@dataclass(frozen=True)
-class LinkedRows:
-    """The next rows of the linked layers of a group."""
-
-    row: int  # the first of them
-    layers: Mapping[str, Block]  # layer -> its rows, with the layer ``"values"``; columns as they are in the file
-
-
 def layer_paths(record: DatasetRecord) -> dict[str, str]:
     """Return the layers of a group whose values are linked: layer -> path of the array that `array_readers` reads their rows from."""
     links = read_links(record)
@@ -57,17 +49,20 @@ def layer_paths(record: DatasetRecord) -> dict[str, str]:
     }
 
 
-def iterate_linked(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
+def iterate_linked(
+    readers: Mapping[str, ArrayReader], record: DatasetRecord
+) -> Iterator[tuple[int, Mapping[str, Block]]]:
     """Read the linked layers of a group from their file, each entry once, the next rows while these are used.
 
-    `readers` are what `array_readers` gave. Raises an `AtlasError` if the file is not there or not the recorded one, or
-    holds something else.
+    `readers` are what `array_readers` gave. Yields the number of the first row of each step, and layer -> its rows, with
+    the layer ``"values"`` and columns as they are in the file. Raises an `AtlasError` if the file is not there or not
+    the recorded one, or holds something else.
     """
     with closing(prefetch(_iterate(readers, record))) as ahead:
         yield from ahead
 
 
-def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
+def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[tuple[int, Mapping[str, Block]]]:
     paths = layer_paths(record)
     # Who reads all values looks at them itself, and can say where one is that is no count.
     readers = {**readers, **{path: _unsampled(readers[path]) for path in paths.values()}}
@@ -80,10 +75,7 @@ def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Itera
         step = max(1, STEP_BYTES // max(1, chunk * width)) * chunk
         for row in range(0, record.n_cells, step):
             stop = min(record.n_cells, row + step)
-            yield LinkedRows(
-                row,
-                {name: DenseBlock({"values": read_slice(readers[path], row, stop)}) for name, path in paths.items()},
-            )
+            yield row, {n: DenseBlock({"values": read_slice(readers[path], row, stop)}) for n, path in paths.items()}
         return
     indices = readers["csr/indices"]
     indptr = read_bounds(readers["csr/indptr"], record.n_cells, record.n_entries)
@@ -96,7 +88,7 @@ def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Itera
         stop = max(row + 1, int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1)
         start, end = int(indptr[row]), int(indptr[stop])
         bounds, columns = indptr[row : stop + 1] - start, read_slice(indices, start, end)
-        yield LinkedRows(
+        yield (
             row,
             {
                 name: CsrBlock(bounds, columns, {"values": read_slice(readers[path], start, end)}, record.n_features)
@@ -190,28 +182,22 @@ def _check_values(
     first, facts = records[0], records[0].file_facts
     is_hashed = facts.linked is not None and facts.linked.hashed == "full" and record.zarr_group == first.zarr_group
     content = content_hash(catalog, records) if is_hashed and record.layers[0] in layer_paths(record) else None
-    n_beyond, uncounted, repeated = 0, dict[str, int](), ""
-    for rows in iterate_linked(readers, record):
-        for name, block in rows.layers.items():
-            if name == COUNTS:
-                n = _count_uncounted(block.layers["values"])
-                uncounted[name] = uncounted.get(name, 0) + n
-        main = rows.layers[next(iter(rows.layers))]
+    complete = has_complete_rows(record, record.array_specs)
+    n_beyond = n_uncounted = 0
+    repeated = ""
+    for row, layers in iterate_linked(readers, record):
+        if COUNTS in layers:
+            n_uncounted += _count_uncounted(layers[COUNTS].layers["values"])
+        main = next(iter(layers.values()))
         if isinstance(main, CsrBlock):
             n_beyond += int(np.count_nonzero(beyond(main.indices, record.n_features)))
             if not n_beyond and not repeated:
                 try:
-                    canonicalize(main, record.zarr_group, rows.row, sum_duplicates=False)
+                    canonicalize(main, record.zarr_group, row, sum_duplicates=False)
                 except SourceError as error:
                     repeated = str(error).partition(";")[0]
         if content is not None and not n_beyond:
-            update_hash(
-                content,
-                rows.layers[record.layers[0]],
-                record.zarr_group,
-                rows.row,
-                complete=has_complete_rows(record, record.array_specs),
-            )
+            update_hash(content, layers[record.layers[0]], record.zarr_group, row, complete=complete)
     walked = {"csr/indices", *layer_paths(record).values()}
     walked |= {f"csc/layers/{layer}" for layer in column_layers(record.array_specs)}
     limits = index_limits(record)
@@ -227,9 +213,8 @@ def _check_values(
         )
     if repeated:
         problems += problem("repeated-entries", repeated)
-    for name, n in uncounted.items():
-        if n:
-            problems += problem("counts", f"{n:,} values of the layer {name!r} are not counts")
+    if n_uncounted:
+        problems += problem("counts", f"{n_uncounted:,} values of the layer {COUNTS!r} are not counts")
     if content is not None and not n_beyond and content.hexdigest() != first.content_hash:
         problems += problem(
             "content-hash", "the values of the file do not have the hash that was recorded when they were linked"

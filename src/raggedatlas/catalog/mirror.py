@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import uuid4
@@ -126,8 +126,8 @@ def _copy_snapshots(
         n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         groups += [uid] if copied else []
     progress("arrays", len(uids), len(uids))
-    sources = _Sources(catalog, mirror, links, records[-1])
-    sizes = sources.copy(scratch, values=values, dry_run=dry_run, progress=progress)
+    lost: dict[str, str] = {}
+    sizes = _copy_linked(catalog, mirror, links, records[-1], lost, values=values, dry_run=dry_run, progress=progress)
     n_bytes, n_files = n_bytes + sum(sizes.values()), n_files + len(sizes)
     groups = sorted({*groups, *(path.partition("/")[0] for path in sizes)})
     if held and not dry_run:
@@ -148,7 +148,16 @@ def _copy_snapshots(
         remove_partial(scratch, timedelta(0))
     progress("tables", 1, 1)
     notes = [f"snapshots: {len(records)}; {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
-    notes += sources.notes(values=values)
+    notes += [f"a file of older snapshots could not be copied: {text}" for text in lost.values()]
+    # With `values`, all are there that are not lost; after a dry run they would be.
+    there = links.keys() if values else read_copies(mirror.location)
+    outside = [link.source for path, (link, _, _) in links.items() if path not in there and path not in lost]
+    if outside:
+        rest = sorted({*outside})
+        text = f"the values of {len(outside):,} dataset(s) stay in {len(rest):,} linked file(s), which sync(values=True) copies"
+        local = [address for address in rest if "://" not in address]
+        place = f"; the mirror finds {local[0]} only where it lies at the same place from there"
+        notes.append(text + (place if local else ""))
     return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=tuple(notes))
 
 
@@ -156,71 +165,48 @@ _Linked = tuple[Link, str, AtlasVersionRecord]
 """One of the links to a file, the name of the dataset, and the newest snapshot that has it."""
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """The files outside of an atlas that datasets of snapshots are linked to, and the copies of them in its mirror."""
+def _copy_linked(
+    catalog: Catalog, mirror: Catalog, links: Mapping[str, _Linked], newest: AtlasVersionRecord, lost: dict[str, str], *,
+    values: bool, dry_run: bool, progress: Progress,
+) -> dict[str, int]:  # fmt: skip
+    """Copy the files that datasets of snapshots are linked to and that the mirror lacks, with `values`, and list those that it has.
 
-    catalog: Catalog
-    mirror: Catalog
-    links: Mapping[str, _Linked]  # by the path of the copy
-    newest: AtlasVersionRecord
-    # Path of the copy of each file of older snapshots that could not be copied -> why.
-    lost: dict[str, str] = field(default_factory=dict, init=False)
-
-    def copy(self, scratch: Location, *, values: bool, dry_run: bool, progress: Progress) -> dict[str, int]:
-        """Copy those that the mirror lacks, with `values`, and list those that it has.
-
-        Returns what was copied: path below its Zarr store -> bytes. Files that only older snapshots are linked to may
-        be gone for good; they are noted in `lost`. A file of the newest snapshot that is not the recorded one, or
-        cannot or may not be read, raises.
-        """
-        before = read_copies(self.mirror.location)
-        links = self.links if values or before else {}
-        copied, complete = dict[str, int](), set[str]()
-        for done, (path, (link, name, snapshot)) in enumerate(sorted(links.items())):
-            progress("linked files", done, len(links))
-            uid, objects = path.partition("/")[0], load_references(self.catalog.arrays, link).objects
-            numbers = {f"{path}/{key}" if key else path: n for n, key in enumerate(objects.keys)}
-            # Asked in any case: `gc` of the mirror may have freed copies. A file is there with all of its bytes or not at all.
-            there = {f"{uid}/{key}": size for key, size, _ in self.mirror.arrays.child(uid).list_objects()}
-            lacking = [key for key, n in numbers.items() if there.get(key) != objects.n_bytes[n]]
-            is_complete = not lacking and copy_manifest(path) in there
-            if values and not dry_run and not is_complete:
-                try:
-                    source = self.catalog.sources.open_link(link, uid, name)
-                    blocks = {key: partial(iterate_object, source, objects, numbers[key]) for key in lacking}
-                    write = partial(_write_or_digest, blocks, self.mirror.arrays, scratch)
-                    files = dict(zip(numbers, map_requests(write, [*numbers]), strict=True))
-                except StoreError as error:
-                    if snapshot is self.newest:
-                        raise
-                    self.lost[path] = str(error)
-                    continue
-                self.mirror.arrays.write_bytes(copy_manifest(path), Manifest(files=files).to_bytes())
-                is_complete = True
-            if values:
-                copied |= {key: int(objects.n_bytes[numbers[key]]) for key in lacking}
-            if is_complete:
-                complete.add(path)
-        if complete != before and not dry_run:
-            write_copies(self.mirror.location, complete)
-        progress("linked files", len(links), len(links))
-        return copied
-
-    def notes(self, *, values: bool) -> list[str]:
-        """Say of which datasets the mirror reads the values from files that were not copied."""
-        # With `values`, all are there that are not lost; after a dry run they would be.
-        copies = self.links.keys() if values else read_copies(self.mirror.location)
-        outside = {path: link.source for path, (link, _, _) in self.links.items() if path not in copies}
-        notes = [f"a file of older snapshots could not be copied: {text}" for text in self.lost.values()]
-        rest = sorted({address for path, address in outside.items() if path not in self.lost})
-        if not rest:
-            return notes
-        n_datasets = len(outside) - len(self.lost)
-        text = f"the values of {n_datasets:,} dataset(s) stay in {len(rest):,} linked file(s), which sync(values=True) copies"
-        local = [address for address in rest if "://" not in address]
-        place = f"; the mirror finds {local[0]} only where it lies at the same place from there"
-        return [*notes, text + (place if local else "")]
+    `links` are by the path of the copy. Returns what was copied: path below the Zarr store of the mirror -> bytes. Files
+    that only older snapshots than `newest` are linked to may be gone for good; why is noted in `lost`, by the path of
+    the copy. A file of the newest snapshot that is not the recorded one, or cannot or may not be read, raises.
+    """
+    before = read_copies(mirror.location)
+    links = links if values or before else {}
+    copied, complete, scratch = dict[str, int](), set[str](), mirror.location.child(PARTIAL)
+    for done, (path, (link, name, snapshot)) in enumerate(sorted(links.items())):
+        progress("linked files", done, len(links))
+        uid, objects = path.partition("/")[0], load_references(catalog.arrays, link).objects
+        numbers = {f"{path}/{key}" if key else path: n for n, key in enumerate(objects.keys)}
+        # Asked in any case: `gc` of the mirror may have freed copies. A file is there with all of its bytes or not at all.
+        there = {f"{uid}/{key}": size for key, size, _ in mirror.arrays.child(uid).list_objects()}
+        lacking = [key for key, n in numbers.items() if there.get(key) != objects.n_bytes[n]]
+        is_complete = not lacking and copy_manifest(path) in there
+        if values and not dry_run and not is_complete:
+            try:
+                source = catalog.sources.open_link(link, uid, name)
+                blocks = {key: partial(iterate_object, source, objects, numbers[key]) for key in lacking}
+                write = partial(_write_or_digest, blocks, mirror.arrays, scratch)
+                files = dict(zip(numbers, map_requests(write, [*numbers]), strict=True))
+            except StoreError as error:
+                if snapshot is newest:
+                    raise
+                lost[path] = str(error)
+                continue
+            mirror.arrays.write_bytes(copy_manifest(path), Manifest(files=files).to_bytes())
+            is_complete = True
+        if values:
+            copied |= {key: int(objects.n_bytes[numbers[key]]) for key in lacking}
+        if is_complete:
+            complete.add(path)
+    if complete != before and not dry_run:
+        write_copies(mirror.location, complete)
+    progress("linked files", len(links), len(links))
+    return copied
 
 
 def _refuse_foreign(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from raggedatlas.catalog.assets import (
     source_facts,
     this_process,
 )
-from raggedatlas.catalog.bundles import leave_out
+from raggedatlas.catalog.bundles import follow_moves, leave_out
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
@@ -251,33 +251,29 @@ def _without_dataset(
 ) -> AtlasVersionRecord | None:
     """Return a snapshot with table versions without the dataset; None if it has nothing of the dataset."""
     old = record.table_versions
-    found = {name: rewriter.found[name, old[name]] for name in _purged_tables() if name in old}
-    versions = {**old, **{name: one.version for name, one in found.items()}}
+    names = [name for name in _purged_tables() if name in old]
+    versions = {**old, **{name: rewriter.made[name, old[name]] for name in names}}
     if versions == old:
         return None
     # A dataset that was dropped before this snapshot may still be in its files, as deleted rows.
-    listed = found[DATASETS].n_rows > 0
+    n_cells, n_records = (rewriter.removed.get((name, old[name]), 0) for name in (CELLS, DATASETS))
+    listed = n_records > 0
     return record.model_copy(
         update={
             "table_versions": versions,
             "manifest": write_manifest(catalog, versions, *last_manifest(catalog, [record]), hashed),
-            "n_cells": record.n_cells - (found[CELLS].n_rows if listed else 0),
+            "n_cells": record.n_cells - (n_cells if listed else 0),
             "n_datasets": record.n_datasets - listed,
             "ignored": [other for other in record.ignored if other != rewriter.uid],
         }
     ).sealed()
 
 
-@dataclass(frozen=True)
-class _Rewritten:
-    """The version of a table that is left of an older one, and how many rows were removed."""
-
-    version: int
-    n_rows: int = 0
-
-
 class _Rewriter:
-    """Makes versions of the tables without one dataset; `found` is what is left of each table and older version."""
+    """Makes versions of the tables without one dataset.
+
+    `made` is what is left of each table and older version, and `removed` how many rows of it went, where some did.
+    """
 
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
@@ -293,19 +289,20 @@ class _Rewriter:
         }
         versions = [record.table_versions.get(DATASETS, 0) for record in list_versions(catalog)]
         self.moves = leave_out(catalog, uid, [tips[DATASETS], *filter(None, versions)])
-        self.found: dict[tuple[str, int], _Rewritten] = {}
+        self.made: dict[tuple[str, int], int] = {}
+        self.removed: dict[tuple[str, int], int] = {}
 
     def rewrite(self, name: str, versions: Iterable[int]) -> None:
         """Write the content of versions of a table, without the dataset, each once, and at last that of the tip."""
         tip, tables = self.tips[name], self.catalog.tables
         older = sorted({*versions} - {0, tip})
         # Records that name a shared bundle which is written again are all written anew.
-        if name == CELLS or (name == DATASETS and not self.moves.files):
+        if name == CELLS or (name == DATASETS and not self.moves):
             column = "dataset_uid" if name == CELLS else "uid"
             removal = RowRemoval(tables, name, equals(column, self.uid), [*older, tip])
             for version in (*older, tip):
                 found = removal.find(version)
-                self.found[name, version] = _Rewritten(version)
+                self.made[name, version] = version
                 if found.rewritten or (version == tip and tables.version(name) != version):
                     made = removal.write(version)
                     if name == CELLS:
@@ -313,20 +310,20 @@ class _Rewriter:
                             kind.build_indexes(self.catalog, {one.uid: one for one in records}.values())
                         index_table(self.catalog, CELLS, WORTH_INDEXING)
                         made = tables.version(CELLS)
-                    self.found[name, version] = _Rewritten(made, found.n_rows)
+                    self.made[name, version], self.removed[name, version] = made, found.n_rows
             removal.read_back()
         else:
             for version in (*older, tip):
-                self.found[name, version] = self._overwrite(name, version)
+                self._overwrite(name, version)
 
-    def _overwrite(self, name: str, old: int) -> _Rewritten:
+    def _overwrite(self, name: str, old: int) -> None:
         """Write the content of a version of a table of assets or datasets, without the dataset, unless that changes nothing."""
         tables = self.catalog.tables
         pinned = tables.at({name: old})
         rows = pinned.read(name)
         if name == DATASETS:
             left = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
-            left = self.moves.apply(left)
+            left = follow_moves(self.moves, left)
         else:
             kind, change = self._changes[name]
             found = [change(record) for record in kind.parse(rows) if record.uid not in self.assets]
@@ -334,11 +331,12 @@ class _Rewriter:
         newest = tables.version(name)
         is_newest = old == newest or old != self.tips[name]
         if is_newest and left.equals(rows.cast(left.schema)) and not pinned.has_deleted_rows(name):
-            return _Rewritten(old)
+            self.made[name, old] = old
+            return
         # `overwrite_if` succeeds only directly after `newest`, so the new version is the next number.
         if not tables.overwrite_if(name, left, newest):
             raise _concurrent_write_error(self.catalog)
-        return _Rewritten(newest + 1, rows.num_rows - left.num_rows)
+        self.made[name, old], self.removed[name, old] = newest + 1, rows.num_rows - left.num_rows
 
 
 def _concurrent_write_error(catalog: Catalog) -> ConflictError:

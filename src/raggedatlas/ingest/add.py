@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from uuid import uuid4
 
 import numpy as np
@@ -225,25 +225,19 @@ def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Pr
         yield show
 
 
-class AttachedColumns(Protocol):
-    """Data that becomes visible together with a dataset: additional cell columns, and a last step before its record."""
-
-    def columns(self) -> Mapping[str, tuple[pa.Field, pa.Array]]:
-        """Return cell columns with their values, in the order of the source's cells."""
-        ...
-
-    def before_record(self, uid: str) -> None:
-        """Write data that the record of the dataset makes visible."""
-        ...
+Values = tuple[pa.Field, pa.Array]
+"""A cell column, and its values in the order of the cells."""
 
 
 def add_sources(
     catalog: Catalog, openers: "Sequence[Opener]", options: IngestOptions, progress: Progress = no_progress,
-    *, attached: AttachedColumns | None = None, executor: Executor | Workers | None = None,
+    *, further: Callable[[], Mapping[str, Values]] = dict, before_record: Callable[[str], None] | None = None,
+    executor: Executor | Workers | None = None,
 ) -> list[IngestReport]:  # fmt: skip
     """Add sources in order and return one report for each; small sources share a commit.
 
-    `attached` is committed together with the only source. The workers of `executor` read the sources and write their
+    `further` gives more cell columns of the only source, and `before_record` gets its uid and writes data that its record
+    makes visible. The workers of `executor` read the sources and write their
     arrays; this process commits. The error of a refused single source is raised as it is; if some of several are
     refused, a summary is raised and the others are in the atlas.
     """
@@ -275,7 +269,7 @@ def add_sources(
                 if number + 1 == len(openers) or len(waiting) >= COMMIT_DATASETS or n_cells >= COMMIT_CELLS:
                     behind.join()
                     written = {n: one for n, one in waiting.items() if outcomes[n] is one}
-                    outcomes |= _commit(catalog, written, options, progress, attached)
+                    outcomes |= _commit(catalog, written, options, progress, further, before_record)
                     # What is staged has the names of its cells and features.
                     outcomes = {n: one.report if isinstance(one, StagedDataset) else one for n, one in outcomes.items()}
                     waiting.clear()
@@ -746,7 +740,8 @@ def _commit(
     sources: Mapping[int, StagedDataset],
     options: IngestOptions,
     progress: Progress,
-    attached: AttachedColumns | None,
+    further: Callable[[], Mapping[str, Values]],
+    before_record: Callable[[str], None] | None,
 ) -> dict[int, Outcome]:
     """Make staged sources visible, by number, unless they do not fit those before them; return the outcome of each."""
     judged: dict[int, Outcome] = {}
@@ -766,9 +761,9 @@ def _commit(
     catalog.tables.refresh((DATASETS, CELLS, LAYOUTS, *(space.registry for space in spaces.values())))
     for space in spaces.values():
         catalog.add_space(space)
-    further = {} if attached is None else attached.columns()
+    more = further()
     pointers = [pointer_field(group.pointer, group.space.kind, group.space.name) for group in groups]
-    pointers += [field for field, _ in further.values()]
+    pointers += [field for field, _ in more.values()]
     columns = [c.column for one in staged for c in one.plan.columns]
     # Before the cells: Lance refuses rows with a column that the table lacks.
     add_columns = partial(add_cell_columns, catalog, columns, [*{p.name: p for p in pointers}.values()])
@@ -779,7 +774,7 @@ def _commit(
         for attempt in range(_ATTEMPTS):
             try:
                 schema = catalog.tables.schema(CELLS)
-                catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, one, further) for one in staged]))
+                catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, one, more) for one in staged]))
                 return
             except ConflictError:
                 if attempt + 1 == _ATTEMPTS:
@@ -813,8 +808,8 @@ def _commit(
         second.join()
         progress("layouts", 1, 1)
     progress("cells", 1, 1)
-    if attached is not None:
-        attached.before_record(staged[0].plan.uid)
+    if before_record is not None:
+        before_record(staged[0].plan.uid)
     outcomes: list[Outcome] = []
 
     def choose(old: list[DatasetRecord]) -> Commit:
@@ -873,7 +868,7 @@ def _judge(catalog: Catalog, one: StagedDataset, others: Sequence[StagedDataset]
     return replace(one, plan=replace(plan, name=one.plan.name), colors=colors, report=report).renamed(plan.name)
 
 
-def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:
+def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, Values]) -> pa.Table:
     """Return the rows of a dataset's cells."""
     plan = staged.plan
     n = plan.schema.n_cells

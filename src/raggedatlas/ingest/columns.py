@@ -472,29 +472,24 @@ def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN40
         by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
         kept = rows.drop_columns([name for name in ("symbol_source",) if name in rows.column_names])
         rows = kept.append_column("symbol_source", by_hand)
-    _refuse_other_ids(catalog, space, rows)
+    if {"uid", "feature_id"} <= {*rows.column_names}:
+        kinds = [rows.schema.field(name).type for name in ("uid", "feature_id")]
+        if any(not (pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_null(t)) for t in kinds):
+            raise SchemaError(
+                f"Uids and ids of features are texts, as atlas.features() shows them; got uid {kinds[0]} and feature_id {kinds[1]}."
+            )
+        known = read_registry(catalog, space).table
+        at = pc.index_in(rows.column("uid").cast(pa.string()), value_set=known.column("uid").combine_chunks())
+        own, given = known.column("feature_id").take(at), rows.column("feature_id")
+        # The id is what its file said, and others may be joined with it by that. For a uid that is not registered `at` is null, and so is the
+        # comparison: new features pass.
+        differs = np.flatnonzero(pc.fill_null(pc.not_equal(own, given), fill_value=False).to_numpy())
+        if len(differs):
+            first = int(differs[0])
+            raise SchemaError(
+                f"{len(differs):,} registered features of {space!r} are given another feature_id, for instance {given[first].as_py()!r} in place of "
+                f"{own[first].as_py()!r}; a feature keeps its id. Give the name as symbol or aliases, or use atlas.identity.link(feature, target)."
+            )
     n_new = register_features(catalog, space, rows)
     refresh_identity(catalog)
     return n_new
-
-
-def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
-    """Refuse to give a registered feature another id: it is what its file said, and others may be joined with it by that."""
-    if not {"uid", "feature_id"} <= {*rows.column_names}:
-        return
-    types = {name: rows.schema.field(name).type for name in ("uid", "feature_id")}
-    if any(not (pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_null(t)) for t in types.values()):
-        raise SchemaError(
-            f"Uids and ids of features are texts, as atlas.features() shows them; got uid {types['uid']} and feature_id {types['feature_id']}."
-        )
-    known = read_registry(catalog, space).table
-    at = pc.index_in(rows.column("uid").cast(pa.string()), value_set=known.column("uid").combine_chunks())
-    own, given = known.column("feature_id").take(at), rows.column("feature_id")
-    # For a uid that is not registered `at` is null, and so is the comparison: new features pass.
-    differs = np.flatnonzero(pc.fill_null(pc.not_equal(own, given), fill_value=False).to_numpy())
-    if len(differs):
-        first = int(differs[0])
-        raise SchemaError(
-            f"{len(differs):,} registered features of {space!r} are given another feature_id, for instance {given[first].as_py()!r} in place of "
-            f"{own[first].as_py()!r}; a feature keeps its id. Give the name as symbol or aliases, or use atlas.identity.link(feature, target)."
-        )

@@ -284,19 +284,25 @@ def _copy_layers(
     # A matrix with an entry in every column of every row has no array of columns.
     by_column = bool(column_layers(record.array_specs))
     columns = writers.start(INDICES, np.uint32) if by_column or INDICES in read_links(record) else None
-    for rows in iterate_linked(readers, record):
-        main, begins = rows.layers[next(iter(rows.layers))], None
+    for row, layers in iterate_linked(readers, record):
+        main, begins = next(iter(layers.values())), None
         if isinstance(main, CsrBlock) and columns is not None:
-            _refuse_entries(main, next(iter(fits.values())), rows.row)
+            fit, outside = next(iter(fits.values())), beyond(main.indices, main.n_cols)
+            if outside.any():
+                at, column = find_entry(main, int(np.argmax(outside)))
+                raise SourceError(
+                    f"{fit.key} names column {column:,} of {main.n_cols:,} in cell {row + at}; fix the file."
+                )
+            canonicalize(main, fit.key, row, sum_duplicates=False)
             ends = main.indptr
             # Where rows with entries begin: hints by which the packed codec cuts its blocks.
             begins = ends[:-1][ends[1:] > ends[:-1]]
             columns.append(main.indices.astype(np.uint32), begins)
         if content is not None:
-            update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row, complete=columns is None)
-        for layer, block in rows.layers.items():
+            update_hash(content, layers[record.layers[0]], record.zarr_group, row, complete=columns is None)
+        for layer, block in layers.items():
             path, values = paths[layer], block.layers["values"]
-            fits[path].observe(block, rows.row)
+            fits[path].observe(block, row)
             fits[path].judge()
             writer = writers.made.get(path) or writers.start(path, dtype(path), values.shape[1:])
             if not is_exact(writer.dtype, dtype(path)):
@@ -308,15 +314,6 @@ def _copy_layers(
         if path not in writers.made:
             writers.start(path, dtype(path), readers[path].spec.row_shape)
     return fits, "" if content is None else content.hexdigest()
-
-
-def _refuse_entries(block: CsrBlock, fit: LayerFit, row: int) -> None:
-    """Refuse columns that a matrix does not have, and rows that name a column twice."""
-    outside = beyond(block.indices, block.n_cols)
-    if outside.any():
-        at, column = find_entry(block, int(np.argmax(outside)))
-        raise SourceError(f"{fit.key} names column {column:,} of {block.n_cols:,} in cell {row + at}; fix the file.")
-    canonicalize(block, fit.key, row, sum_duplicates=False)
 
 
 def _copy_others(catalog: Catalog, record: DatasetRecord, writers: _Writers) -> None:

@@ -210,8 +210,8 @@ def _hash_values(
     content, complete = content_hash(catalog, [*records]), has_complete_rows(first, first.array_specs)
     old = array_readers(catalog, first).items()
     stored = {path: reader for path, reader in old if not isinstance(reader, TransposedReader)}
-    for rows in iterate_linked(with_transposed({**stored, **fresh}, first.zarr_group), first):
-        update_hash(content, rows.layers[first.layers[0]], first.zarr_group, rows.row, complete=complete)
+    for row, layers in iterate_linked(with_transposed({**stored, **fresh}, first.zarr_group), first):
+        update_hash(content, layers[first.layers[0]], first.zarr_group, row, complete=complete)
     return content.hexdigest()
 
 

@@ -515,8 +515,7 @@ class TranscriptAttachment(GeometryAttachment):
     """Transcripts with their counts: new cells with expression that point to their transcripts.
 
     The counts are a dataset like that of a file: their genes are registered features, found by the same rules. The
-    record of this dataset is the last write, and makes cells, counts and transcripts visible at once. It is an
-    `AttachedColumns`.
+    record of this dataset is the last write, and makes cells, counts and transcripts visible at once.
     """
 
     def __init__(self, catalog: Catalog, source: Any, options: GeometryOptions) -> None:  # noqa: ANN401
@@ -534,7 +533,9 @@ class TranscriptAttachment(GeometryAttachment):
             name=asked.dataset or self.shapes.name, on_duplicate=asked.on_duplicate, dry_run=asked.dry_run,
             organism=asked.organism,
         )  # fmt: skip
-        (self.added,) = add_sources(self.catalog, [Opener(self.counts)], options, progress, attached=self)
+        (self.added,) = add_sources(
+            self.catalog, [Opener(self.counts)], options, progress, further=self.columns, before_record=self.before_record
+        )  # fmt: skip
 
     def stage(self, progress: Progress) -> None:
         """Write the store, and the column of pointers."""

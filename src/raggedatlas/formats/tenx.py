@@ -28,7 +28,7 @@ from raggedatlas.formats.matrix_readers import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.location import Address, AnyPath, as_path, local_path
+from raggedatlas.store.location import AnyPath, local_path
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
@@ -64,12 +64,11 @@ FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 """Cell Ranger's name of a feature column -> ours, which are scanpy's."""
 
 
-def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
+def tenx_h5_source(path: AnyPath, genome: str | None = None) -> CompositeSource:
     """Open a 10x `.h5` file; each feature type becomes a matrix.
 
     `genome` names the genome, for Cell Ranger 2 files with several.
     """
-    path = as_path(path)
     container = open_hdf5(path)
     try:
         with readable(container.uri, "its structure"):

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -181,7 +181,7 @@ def _openers(source: Any, storage_options: Mapping[str, str]) -> "tuple[list[Ope
         if not openers:
             raise SourceError("add() got an empty sequence; pass at least one source.")
         return openers, True
-    if isinstance(source, str | os.PathLike | Location):
+    if isinstance(source, str | os.PathLike):
         path = as_path(source, storage_options)
         if isinstance(path, Path):
             is_folder = path.is_dir()
@@ -335,7 +335,7 @@ class Opener:
                 local.what = copy
                 return local()
 
-            source: Source = CopiedSource(cast("Location", path), open_copy)
+            source: Source = CopiedSource(path, open_copy)
             self.notes = (*self._given, *local.notes)
             return source
         self.notes = self._given

@@ -319,7 +319,8 @@ def write(
     workers read at most `BLOCKS_AHEAD` blocks ahead of those that are written. A failed write leaves nothing under the
     name.
     """
-    suffix, multimodal = as_path(path).suffix, as_path(path).suffix == ".h5mu"
+    suffix = as_path(path).suffix
+    multimodal = suffix == ".h5mu"
     names = None
     if multimodal and spec.spaces is None:
         names = tuple(m.name for m in read_modalities(catalog).values() if m.space.rank == 1 and not m.is_result)

@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.errors import ArgumentError, NotFoundError, QueryError, SourceError
+from raggedatlas.errors import ArgumentError, AtlasError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import RECIPE_KEY, annotation_of
 from raggedatlas.model.frames import DATASET
@@ -29,7 +28,9 @@ from raggedatlas.query.leakage import find_leaks
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import AND
 from raggedatlas.query.targets import target_labels
+from raggedatlas.store.copies import local_copy, local_target
 from raggedatlas.store.filters import Filter, col
+from raggedatlas.store.location import Address, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -273,7 +274,7 @@ class Split(Shown):
         recipe: dict[str, Any] = {"method": "from_frame"}
         expected = None
         if isinstance(frame, str | os.PathLike):
-            frame, expected = _read_csv(Path(frame))
+            frame, expected = _read_csv(frame)
         table = _table_of(frame)
         names = [one for one in table.column_names if one != "uid"]
         chosen = column or ("split" if "split" in names else names[0] if len(names) == 1 else None)
@@ -290,7 +291,7 @@ class Split(Shown):
     @classmethod
     def from_toml(
         cls,
-        path: str | os.PathLike[str],
+        path: Address,
         query: Query | None = None,
         *,
         perturbation: str = "gene",
@@ -337,7 +338,7 @@ class Split(Shown):
         QueryError
             For a file of cell-load without a query, or a dataset that is not found in it.
         """
-        text = _read_text(Path(path))
+        text = _read_text(path)
         try:
             config = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -485,7 +486,7 @@ class Split(Shown):
         parts = self._parts.take(pa.array(at[at >= 0]))
         return find_leaks(query, table.take(kept), uids.take(kept), parts, counts=counts)
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def write(self, path: Address) -> None:
         """Write the split with its hash, as ``.csv`` (a line for each cell) or ``.toml`` (with the recipe).
 
         Parameters
@@ -498,14 +499,14 @@ class Split(Shown):
         ArgumentError
             For another ending.
         """
-        target = Path(path)
-        if target.suffix == ".csv":
+        suffix = as_path(path).suffix
+        if suffix == ".csv":
             header = io.StringIO()
             csv.writer(header, lineterminator="\n").writerow(["uid", self.name])
             lines = [f"# sha256:{self.hash}\n", header.getvalue()]
             uids, parts = self._uids.to_pylist(), self._parts.cast(pa.string()).to_pylist()
             lines += [f"{uid},{part}\n" for uid, part in zip(uids, parts, strict=True)]
-        elif target.suffix == ".toml":
+        elif suffix == ".toml":
             lines = [
                 f'name = {_toml(self.name)}\nhash = "sha256:{self.hash}"\n',
                 f"recipe = {_toml(json.dumps(self._recipe, sort_keys=True))}\n",
@@ -516,7 +517,8 @@ class Split(Shown):
                 lines += [f"{_toml(label)} = [\n", *(f'  "{uid}",\n' for uid in own), "]\n"]
         else:
             raise ArgumentError(f"write() takes the path of a .csv or .toml file, not {str(path)!r}.")
-        target.write_text("".join(lines), encoding="utf-8")
+        with local_target(path, overwrite=True) as target:
+            target.write_text("".join(lines), encoding="utf-8")
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Hand the cells and the recipe over to what takes Arrow tables, such as `RaggedAtlas.annotate`."""
@@ -746,14 +748,17 @@ def _table_of(frame: Any) -> pa.Table:  # noqa: ANN401
     return table
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Address) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with local_copy(path) as local:
+            return local.read_text(encoding="utf-8")
+    except AtlasError:
+        raise
     except (OSError, ValueError) as error:  # not UTF-8, or a name that no file has
         raise SourceError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
-def _read_csv(path: Path) -> tuple[Any, str | None]:
+def _read_csv(path: Address) -> tuple[Any, str | None]:
     """Return the table of a file, and the hash in its first line."""
     import pandas as pd
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.model.records import Link, read_json
 from raggedatlas.store.linked import LinkedSource
-from raggedatlas.store.location import AnyPath, Location
+from raggedatlas.store.location import AnyPath, Location, as_location
 
 Sources: TypeAlias = Literal["allow", "deny", "ask"] | Callable[[str], "bool | Mapping[str, str]"]
 """What `open` takes as `sources`: may the files that datasets are linked to be read?"""
@@ -183,7 +183,7 @@ def recorded_address(place: AnyPath, atlas: Location) -> str:
     >>> recorded_address(Path("/data/x.h5ad"), Location("/data/atlas"))
     '../x.h5ad'
     """
-    location = place if isinstance(place, Location) else Location(str(place))
+    location = as_location(place)
     if location.is_web:
         names = {name.lower() for name, _ in parse_qsl(urlsplit(location.uri).query, keep_blank_values=True)}
         if names - _PLAIN_PARAMETERS:

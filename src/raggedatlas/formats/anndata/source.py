@@ -43,27 +43,25 @@ from raggedatlas.formats.matrix_readers import (
     RowReader,
     SparseArrays,
 )
-from raggedatlas.store.location import Address, AnyPath, as_path
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
 
-def h5ad_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def h5ad_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed.
 
     Examples
     --------
     >>> source = h5ad_source("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
     """
-    path = as_path(path)
     return _stored_source(open_hdf5(path), path, "h5ad", limit=max_element_bytes)
 
 
-def zarr_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def zarr_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder."""
-    path = as_path(path)
     return _stored_source(open_zarr(path), path, "zarr", limit=max_element_bytes)
 
 

@@ -97,9 +97,8 @@ def list_members(path: AnyPath) -> dict[str, TiledbKind]:
     """Return the arrays and groups in a group, sorted by name; found in the file system, since none are registered."""
     if not path.is_dir():
         return {}
-    members: list[AnyPath] = [*path.iterdir()]
-    kinds = {inner.name: tiledb_kind(inner) for inner in sorted(members, key=str) if inner.is_dir()}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
+    kinds = {inner.name: tiledb_kind(inner) for inner in path.iterdir() if inner.is_dir()}
+    return {name: kind for name, kind in sorted(kinds.items()) if kind is not None}
 
 
 def require_readable(detection: Detection, version: str | None = None, *, allow_unknown: bool = False) -> str:

@@ -263,7 +263,7 @@ def check_text_offsets(path: AnyPath, schema: Any, fields: tuple[str, ...] = ())
         field = texts.name.removesuffix(TEXT_SUFFIX)
         bounds = texts.with_name(f"{field}.tdb")
         # Before 2020 files were named after attributes, whose name may itself end in the suffix.
-        of_numbers = schema.has_attr(field) and not schema.attr(field).isvar and bounds.parents[1].name != _FRAGMENTS
+        of_numbers = schema.has_attr(field) and not schema.attr(field).isvar and bounds.parent.parent.name != _FRAGMENTS
         if (not fields or field in fields) and bounds.is_file() and not of_numbers:
             try:
                 _check_offsets(bounds, texts, checked=len(packed) > 1)
@@ -318,7 +318,7 @@ def _check_offsets(bounds: AnyPath, texts: AnyPath, *, checked: bool) -> None:
             if not len(offsets):
                 continue
             # In the old fragment layout the first offset of a tile is not necessarily 0.
-            first = np.uint64(0) if bounds.parents[1].name == _FRAGMENTS else offsets[0]
+            first = np.uint64(0) if bounds.parent.parent.name == _FRAGMENTS else offsets[0]
             # Compared, not subtracted: differences of uint64 wrap. The last offset equals the length if the last text
             # is empty.
             if (offsets[1:] < offsets[:-1]).any() or offsets[0] != first or offsets[-1] - first > length[0]:

@@ -362,11 +362,9 @@ def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be add
         return isinstance(attributes.get("zarr_vectors"), Mapping) or (
             isinstance(place, Location) and "spatialdata_attrs" in attributes
         )
+    # A store that does not answer would only be asked, and waited for, again.
     except StoreError:
-        # A store that does not answer would only be asked, and waited for, again.
-        if isinstance(place, Location):
-            raise
-        return False
+        raise
     # What has no readable root is left to `open_source`, which names what is wrong with it.
     except (AtlasError, OSError, ValueError, LookupError, TypeError):
         return False

@@ -1,6 +1,5 @@
 """Summary of a geometry store: version, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.formats.containers import HDF5_ENDINGS
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
-from raggedatlas.store.location import AnyPath, Location
+from raggedatlas.store.location import Address, AnyPath, Location
 from raggedatlas.wings.vectors.geometry import parse_root
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
@@ -33,7 +32,7 @@ class VectorInspection(Inspection):
 
 
 @checked
-def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
+def inspect(location: Address) -> VectorInspection:
     """Summarize a geometry store without reading its values.
 
     Parameters
@@ -193,7 +192,7 @@ def is_store_path(path: AnyPath) -> bool:
     return not of_cells and is_geometry_store(path)
 
 
-def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
+def is_geometry_store(place: Address) -> bool:
     """Return whether a folder or an object-store prefix holds a geometry store, including one with damaged metadata.
 
     Raises `StoreError` if an object store cannot be accessed.

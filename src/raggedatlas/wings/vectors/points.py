@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Location, as_path
+from raggedatlas.store.location import Address, Location, as_path
 from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.chunking import BLOCK_ROWS, row_blocks
@@ -111,7 +111,7 @@ def read_points(
 
 
 @checked
-def append_points(location: Location | str | os.PathLike[str], points: Shapes) -> None:
+def append_points(location: Address, points: Shapes) -> None:
     """Append points to a store of points without objects, in memory that does not grow with either.
 
     The store is written anew, with chunks of the same size, and replaced when it is complete: readers see the old points or all. The time is that of

@@ -1,6 +1,5 @@
 """Reader of geometry stores: all shapes, a box, objects or groups, on any level, with any attributes."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Address, Location
 from raggedatlas.store.untrusted import zarr_errors
 from raggedatlas.wings.vectors.chunking import NO_OWNER, ORDERED_KINDS, OWNER_ATTRIBUTE
 from raggedatlas.wings.vectors.geometry import CrossLinks, Geometry, Level, Objects, Root, parse_root
@@ -628,7 +627,7 @@ def _group_number(groups: Groups | None, group: int | str) -> int | None:
 
 
 @checked
-def open_vectors(location: Location | str | os.PathLike[str], *, layout: str | None = None) -> VectorStore:
+def open_vectors(location: Address, *, layout: str | None = None) -> VectorStore:
     """Open a geometry store of either layout.
 
     Parameters

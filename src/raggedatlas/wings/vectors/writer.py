@@ -1,7 +1,6 @@
 """Writer of geometry stores: staged next to the target, renamed when complete."""
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -16,7 +15,7 @@ from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, Va
 from raggedatlas.formats.output_files import written_aside
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import Layout
-from raggedatlas.store.location import Location, write_pieces
+from raggedatlas.store.location import Address, Location, write_pieces
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import forget_indexes
 from raggedatlas.store.storage_errors import store_errors
@@ -361,7 +360,7 @@ LAYOUTS = get_args(Layout)
 @checked
 def write(
     geometry: Geometry,
-    location: Location | str | os.PathLike[str],
+    location: Address,
     *,
     layout: str = "0.9",
     overwrite: bool = False,

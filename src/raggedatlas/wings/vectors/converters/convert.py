@@ -68,9 +68,8 @@ ROUNDED = "rounded: "
 """Prefix of losses that ``strict`` accepts: rounding to the precision of the format."""
 
 
-def detect(path: Address) -> str:
+def detect(file: AnyPath) -> str:
     """Return the name of the converter that reads a path, by its suffix or by the content of a folder."""
-    file = as_path(path)
     name = ENDINGS.get(file.suffix.lower())
     # The ending of a remote file is believed; a request for it would be one of two.
     if name is None or isinstance(file, Path):
@@ -123,8 +122,8 @@ def read_file(path: Address, *, format: str | None = None, **options: Any) -> Co
     MissingExtraError
         If the library that the format needs is not installed.
     """
-    name = _known(format) if format is not None else detect(path)
     file = as_path(path)
+    name = _known(format) if format is not None else detect(file)
     if isinstance(file, Path) and not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     _check_options(CONVERTERS[name].read, name, options)

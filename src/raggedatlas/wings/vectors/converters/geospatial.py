@@ -497,8 +497,7 @@ def _elements(path: AnyPath) -> list[str]:
 
 
 def _members(folder: AnyPath) -> list[AnyPath]:
-    members: list[AnyPath] = [*folder.iterdir()]
-    return sorted(members, key=str)
+    return sorted(folder.iterdir(), key=str)
 
 
 def spatialdata_elements(path: AnyPath) -> list[str]:

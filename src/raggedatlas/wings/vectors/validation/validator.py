@@ -1,11 +1,9 @@
 """Validator of geometry stores: `validate` checks a store once and lists every rule that it breaks."""
 
-import os
-
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.validation import Problems
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Address, Location
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.wings.vectors.validation.chunk_checks import check_kind, walk_level
 from raggedatlas.wings.vectors.validation.metadata_checks import (
@@ -19,7 +17,7 @@ from raggedatlas.wings.vectors.validation.rules import LEVELS, Place, StoreCheck
 
 
 @checked
-def validate(location: Location | str | os.PathLike[str], level: int | str = 5) -> Problems:
+def validate(location: Address, level: int | str = 5) -> Problems:
     """List the rules that a geometry store breaks, in either layout; the reference lists the rules.
 
     Parameters

@@ -446,10 +446,9 @@ class RaggedAtlas(ReadOnlyAtlas):
         NotFoundError
             If there is no such snapshot; the message lists them.
         """
-        from raggedatlas.catalog.snapshots import open_snapshot
         from raggedatlas.catalog.versions import find_version
 
-        return AtlasView(open_snapshot(self._opened, find_version(self._opened, version)))
+        return AtlasView(self._opened.at(find_version(self._opened, version)))
 
     def markers(
         self,

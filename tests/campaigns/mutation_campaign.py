@@ -123,7 +123,9 @@ def live_files(path: Path) -> dict[str, list[str]]:
     from raggedatlas.store.manifests import FOLDER
 
     catalog = open_catalog(Location(str(path)))
-    named = {key for record in list_versions(catalog) for key in read_manifest(catalog, record.manifest)}
+    named = {
+        key for record in list_versions(catalog) for key in read_manifest(catalog.tables.location, record.manifest)
+    }
     head = json.loads((path / "lance_db" / FOLDER / "head.json").read_bytes().split(b"\n", 1)[1])
     keys = sorted({f"lance_db/{key}" for key in named | set(head["files"])})
     keys += sorted(str(f.relative_to(path)) for f in (path / "lance_db" / FOLDER).iterdir())

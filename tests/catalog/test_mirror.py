@@ -15,7 +15,6 @@ import pytest
 
 from raggedatlas.catalog import assets, maintenance, mirror, purge, snapshots
 from raggedatlas.catalog.catalog import Catalog, DatasetRecords, create_catalog, open_catalog
-from raggedatlas.catalog.integrity import read_manifest
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
@@ -24,6 +23,7 @@ from raggedatlas.model.arguments import no_progress
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
+from raggedatlas.store.manifests import read_manifest
 from raggedatlas.store.tables import Tables
 from support.atlases import write_dataset
 
@@ -256,8 +256,12 @@ def test_a_dataset_that_is_purged_meanwhile(two: Two, tmp_path: Path, when: int)
 def test_a_damaged_file_is_not_copied(grown: tuple[Catalog, Location]) -> None:
     """A table file with another SHA-256 than recorded is refused by name, and the mirror stays as it was."""
     catalog, target = grown
-    held = read_manifest(catalog, list_versions(catalog)[0].manifest)
-    key = next(k for k in read_manifest(catalog, list_versions(catalog)[1].manifest) if "/data/" in k and k not in held)
+    held = read_manifest(catalog.tables.location, list_versions(catalog)[0].manifest)
+    key = next(
+        k
+        for k in read_manifest(catalog.tables.location, list_versions(catalog)[1].manifest)
+        if "/data/" in k and k not in held
+    )
     file = catalog.tables.location.path / key
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

@@ -133,7 +133,7 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
     if not catalog.tables.update_metadata_if(CELLS, {DELETIONS_KEY: _to_json(records)}, version):
         raise ConflictError(f"{CELLS} of {catalog.location.uri} changed")
     # A purge leaves its mark before it looks for running deletions, which leave their record before they look for the mark.
-    if catalog.unfinished_purge() is not None:
+    if catalog.tables.unfinished_purge() is not None:
         plans.clear()
         remove_dead_deletions(catalog)
         return

@@ -13,8 +13,8 @@ from raggedatlas.catalog.assets import AssetKind
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
-from raggedatlas.catalog.integrity import read_head, read_manifest
-from raggedatlas.catalog.inventory import dataset_folders, inventory
+from raggedatlas.catalog.integrity import read_head
+from raggedatlas.catalog.inventory import Inventory, dataset_folders
 from raggedatlas.catalog.kept_tables import AGAIN, kept_files
 from raggedatlas.catalog.versions import list_versions, tip_versions
 from raggedatlas.errors import AtlasError
@@ -24,7 +24,7 @@ from raggedatlas.model.validation import Problem, Validation
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.ledger import Ledger, Stamps
 from raggedatlas.store.location import Location, digest_file, digest_files
-from raggedatlas.store.manifests import COPY, FileEntry, Files, parse_manifest
+from raggedatlas.store.manifests import COPY, FileEntry, Files, parse_manifest, read_manifest
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sources import copy_manifest
 from raggedatlas.store.tables import Tables
@@ -88,7 +88,7 @@ def check_files(
     if before is not None and before.snapshot is not None:
         known = {(part.name, part.digest) for part in _parts(before)}
         fresh = [part for part in fresh if (part.name, part.digest) not in known]
-        old = read_manifest(before, before.snapshot.manifest)
+        old = read_manifest(before.tables.location, before.snapshot.manifest)
         files = {path: entry for path, entry in files.items() if old.get(path) != entry}
     # Token of what was found sound, by an earlier call or this one -> when.
     ledger, sound = Ledger(catalog.location) if incremental else None, dict[str, str]()
@@ -148,7 +148,7 @@ def _all(checks: Sequence[Check]) -> list[Problem]:
 
 def _parts(view: Catalog) -> Iterator[_Part]:
     """Return what a view reaches in the Zarr store."""
-    there, arrays = inventory(view), view.arrays
+    there, arrays = Inventory(view), view.arrays
     for uid, own in there.datasets.items():
         yield _part(f"{uid}/frames", own[0].facts, _folders(own[0]), partial(check_frames, view, own))
         if gone := [(file, cells.rows, cells.n_cells) for file, cells in there.deleted.get(uid, {}).items()]:
@@ -207,7 +207,7 @@ def _recorded_files(
             text = f"its record is not the one that was written: the root hash is {record.root_hash}, {record.root} was recorded"
             problems.append(Problem("root", "must", place, text, COPY))
         try:
-            files |= read_manifest(catalog, record.manifest)
+            files |= read_manifest(catalog.tables.location, record.manifest)
         except AtlasError as error:
             problems.append(Problem("manifest", "must", place, str(error), COPY))
     if head and records:

@@ -131,11 +131,6 @@ class Inventory:
         return found
 
 
-def inventory(view: Catalog) -> Inventory:
-    """Return what a view reaches."""
-    return Inventory(view)
-
-
 def dataset_folders(own: Sequence[DatasetRecord]) -> set[str]:
     """Return the folders with files of a dataset, apart from its deleted rows; damaged records name all that their text may name."""
     uid, found = own[0].uid, set[str]()

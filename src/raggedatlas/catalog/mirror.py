@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from raggedatlas.catalog.assets import GRACE, read_links
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, catalog_at, is_atlas
-from raggedatlas.catalog.integrity import read_manifest, seal_versions
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.integrity import seal_versions
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.kept_tables import kept_files
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import ConflictError, CorruptError, MissingFileError, NotFoundError, StoreError
@@ -21,7 +21,7 @@ from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.linked import iterate_object, load_references
 from raggedatlas.store.location import Location, check_file_key, digest_file, local_file, read_blocks
-from raggedatlas.store.manifests import FOLDER, FileEntry, Manifest
+from raggedatlas.store.manifests import FOLDER, FileEntry, Manifest, read_manifest
 from raggedatlas.store.runtime import map_requests, prefetch
 from raggedatlas.store.shards import hash_shards, shard_entry, shards_below
 from raggedatlas.store.sources import copy_manifest, copy_path, read_copies, write_copies
@@ -96,13 +96,13 @@ def _copy_snapshots(
     if not dry_run:
         remove_partial(scratch, GRACE)
     groups, n_bytes, n_files = [], 0, 0
-    known = {uid for record in held for uid in inventory(mirror.at(record)).folders}
+    known = {uid for record in held for uid in Inventory(mirror.at(record)).folders}
     roots, folders, links = {record.root_hash for record in held}, set[str](), dict[str, _Linked]()
     # What snapshots that the mirror lacks record of the Zarr store: uid -> path below its folder -> hash.
     hashes: dict[str, dict[str, str]] = {}
     for record in records:
         # Read once, and one at a time: an atlas may have a thousand snapshots.
-        there = inventory(catalog.at(record))
+        there = Inventory(catalog.at(record))
         folders |= there.folders
         own_links = (
             (uid, one, link) for uid, own in there.datasets.items() for one in own for link in read_links(one).values()
@@ -243,7 +243,7 @@ def _entries(catalog: Catalog, records: Iterable[AtlasVersionRecord]) -> dict[st
     """Return the files of tables that snapshots reach."""
     entries: dict[str, FileEntry] = {}
     for record in records:
-        entries |= read_manifest(catalog, record.manifest)
+        entries |= read_manifest(catalog.tables.location, record.manifest)
     return entries
 
 

@@ -6,13 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from raggedatlas.catalog.catalog import FORMAT, Catalog
-from raggedatlas.catalog.integrity import read_manifest
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, StoreError
 from raggedatlas.store.cache_folder import CACHE_OPTIONS, user_cache
 from raggedatlas.store.gateway import Gateway
 from raggedatlas.store.location import WEB_SCHEMES, Location, digest_entries
-from raggedatlas.store.manifests import FOLDER, FileEntry
+from raggedatlas.store.manifests import FOLDER, FileEntry, read_manifest
 from raggedatlas.store.published import ARRAYS, HEAD, TABLES, KeptBlocks, PackedFile, PublishedFiles, StoredFolder
 from raggedatlas.store.shards import hash_shards, shard_entry, shards_below
 from raggedatlas.store.sources import SourceAccess, Sources
@@ -111,7 +110,7 @@ def open_published(
         # The root hash covers the record, this the manifest, that the tables, and these all other files.
         manifest = f"{TABLES}{FOLDER}/{record.manifest}.json"
         gateway.trust({manifest: record.manifest})
-        entries = read_manifest(view, record.manifest)
+        entries = read_manifest(view.tables.location, record.manifest)
         trusted = {manifest: record.manifest, **{f"{TABLES}{path}": entry.sha256 for path, entry in entries.items()}}
         gateway.trust(trusted)
         gateway.trust(trusted | covered_arrays(view, files.places))
@@ -170,7 +169,7 @@ def covered_arrays(view: Catalog, places: Mapping[str, PackedFile]) -> dict[str,
             "that it was published from, and publish it again from a sound copy."
         )
 
-    there = inventory(view)
+    there = Inventory(view)
     for path, sha256 in there.contents.items():
         place = places.get(ARRAYS + path)
         if place is not None:

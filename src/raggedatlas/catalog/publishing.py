@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import GRACE, read_links
 from raggedatlas.catalog.catalog import DATASETS, FORMAT, UID_KEY, VERSIONS, Catalog, catalog_at, is_atlas
-from raggedatlas.catalog.integrity import read_manifest, seal_versions
-from raggedatlas.catalog.inventory import dataset_folders, inventory
+from raggedatlas.catalog.integrity import seal_versions
+from raggedatlas.catalog.inventory import Inventory, dataset_folders
 from raggedatlas.catalog.kept_tables import MARKERS
 from raggedatlas.catalog.mirror import PARTIAL, named_files, refuse_nested, remove_partial, write_blocks
 from raggedatlas.catalog.published import covered_arrays, published_files
@@ -26,7 +26,7 @@ from raggedatlas.model.arguments import Progress
 from raggedatlas.model.records import AtlasVersionRecord, versions_to_table
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.location import Location, read_blocks
-from raggedatlas.store.manifests import FileEntry
+from raggedatlas.store.manifests import FileEntry, read_manifest
 from raggedatlas.store.published import (
     ARRAYS,
     HEAD,
@@ -108,13 +108,13 @@ def publish(
     views = [catalog.at(record) for record in records]
     refuse_nested(catalog.location, target)
     for view in views:
-        linked = (own for own in inventory(view).datasets.values() if any(map(read_links, own)))
+        linked = (own for own in Inventory(view).datasets.values() if any(map(read_links, own)))
         for name in (own[0].name or own[0].uid for own in linked):
             raise StoreError(
                 f"The dataset {name!r} is linked to a file outside of {view.location.uri}, which readers of a published atlas would not "
                 f"reach; run materialize({name!r}) and take a snapshot first."
             )
-    newest = inventory(views[-1]).datasets
+    newest = Inventory(views[-1]).datasets
     without = [own[0].name or uid for uid, own in newest.items() if not own[0].file_facts.license]
     if without and require_license:
         raise StoreError(
@@ -153,7 +153,7 @@ def publish(
     for view, record in zip(views, records, strict=True):
         # What was published must be what the snapshot records.
         covered_arrays(view, places)
-        for path, entry in read_manifest(view, record.manifest).items():
+        for path, entry in read_manifest(view.tables.location, record.manifest).items():
             place = places[TABLES + path]
             if (place.n_bytes, place.sha256) != tuple(entry):
                 raise CorruptError(f"{path} of {view.location.uri} does not have its recorded SHA-256; run verify().")
@@ -219,7 +219,7 @@ def _table_files(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> dic
     place = catalog.tables.location
     files: dict[str, _NeededFile] = {}
     for record in records:
-        entries = read_manifest(catalog, record.manifest)
+        entries = read_manifest(catalog.tables.location, record.manifest)
         files |= {f"{TABLES}{path}": _NeededFile(place, path, *entry) for path, entry in entries.items()}
     for path in sorted(named_files(place, records)):
         data = place.read_bytes(path)
@@ -240,7 +240,7 @@ def _listed_before(
 def _array_files(view: Catalog) -> dict[str, _NeededFile]:
     """Return the files of the Zarr store that a snapshot reaches, dataset by dataset."""
     files: dict[str, _NeededFile] = {}
-    there = inventory(view)
+    there = Inventory(view)
     recorded = there.files
     for uid in sorted(there.folders):
         for key, n_bytes, _ in sorted(view.arrays.child(uid).list_objects()):
@@ -380,7 +380,7 @@ def _title(target: Location) -> str:
 
 
 def _readme(view: Catalog, head: Head, card: Card, target: Location) -> str:
-    record, there = head.snapshots[-1], inventory(view).datasets
+    record, there = head.snapshots[-1], Inventory(view).datasets
     spaces: dict[str, int] = {}
     organisms = set[str]()
     for space in view.spaces().values():
@@ -475,7 +475,7 @@ def clone(
     _refuse_other(view, files.head.snapshots, target)
     folders: set[str] | None = None
     if datasets is not None:
-        there = inventory(view)
+        there = Inventory(view)
         folders = {*there.deleted.keys() & set(datasets)}.union(
             *(dataset_folders(there.datasets[uid]) for uid in datasets)
         )
@@ -514,7 +514,7 @@ def _refuse_other(view: Catalog, records: Sequence[AtlasVersionRecord], target: 
     known = {record.root_hash for record in list_versions(there)}
     # An earlier call that died may have left a part without snapshots, as another atlas may have none yet.
     same = known <= {record.root_hash for record in records} and _uid(there) == _uid(view)
-    if not same or inventory(there).datasets.keys() - {uid for r in records for uid in inventory(view.at(r)).datasets}:
+    if not same or Inventory(there).datasets.keys() - {uid for r in records for uid in Inventory(view.at(r)).datasets}:
         raise StoreError(f"{target.uri} is another atlas, or was written to since it was cloned; name an empty place.")
 
 

@@ -26,7 +26,7 @@ from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.integrity import last_manifest, seal_versions, write_manifest
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.optimization import WORTH_INDEXING, index_table
 from raggedatlas.catalog.versions import (
     PURGING,
@@ -141,7 +141,7 @@ def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
     except BaseException:
         # Also when it is interrupted: this process does not go on, so that any other may finish it with `repair`.
         with suppress(AtlasError):
-            left = catalog.unfinished_purge()
+            left = catalog.tables.unfinished_purge()
             if left is not None:
                 _write_mark(catalog, left.model_copy(update={"owner": {}}))
         raise
@@ -280,7 +280,7 @@ class _Rewriter:
         # All snapshots, and the tip with what is current of the tables.
         there = catalog.tables.at({**catalog.tables.versions((CELLS, *asset_tables())), **tips})
         views = [*map(catalog.at, list_versions(catalog)), catalog.with_tables(there)]
-        assets = [inventory(view).assets for view in views]
+        assets = [Inventory(view).assets for view in views]
         self._seen = {kind: [one for found in assets for one in found[kind]] for kind in asset_kinds()}
         self._changes = {kind.table: (kind, kind.without_dataset(catalog, uid, views)) for kind in self._seen}
         # Assets from which data of the dataset cannot be removed are deleted, also those that had some in an older snapshot.

@@ -36,7 +36,7 @@ from raggedatlas.catalog.deletion import check_unfinished
 from raggedatlas.catalog.features import Layout, Registry, read_ahead, read_layouts, read_registry
 from raggedatlas.catalog.file_checks import RESTORE, check_files
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.linked_values import check_linked
 from raggedatlas.catalog.row_checks import (
     Changed,
@@ -169,7 +169,7 @@ def _confirmed(catalog: Catalog, check: Callable[[Catalog], Validation]) -> Vali
     if once and not catalog.read_only:
         # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
         with contextlib.suppress(AtlasError):
-            current = inventory(catalog.current())
+            current = Inventory(catalog.current())
             named = current.uids | current.folders
             group = re.compile(r"((?:shared-)?[0-9a-f]{16})/")
             once = [problem for problem in once if {*group.findall(f"{problem.path} {problem.message}")} <= named]
@@ -404,7 +404,7 @@ def _check_pinned(catalog: Catalog, before: Catalog | None = None) -> list[Probl
 def _check_versions(catalog: Catalog) -> list[Problem]:
     """Check that every snapshot's table versions are there, and that no purge is half done."""
     problems = []
-    unfinished = catalog.unfinished_purge()
+    unfinished = catalog.tables.unfinished_purge()
     if unfinished is not None:
         text = f"the purge of dataset {unfinished.shown} is not finished; nothing can be written before it is"
         problems.append(

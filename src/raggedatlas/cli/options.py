@@ -422,10 +422,9 @@ class AtlasOptions:
         catalog = open_catalog(self.location)
         if at is None:
             return catalog.current()
-        from raggedatlas.catalog.snapshots import open_snapshot
         from raggedatlas.catalog.versions import find_version
 
-        return open_snapshot(catalog, find_version(catalog, parse_version(at)))
+        return catalog.at(find_version(catalog, parse_version(at)))
 
 
 def _ask(address: str) -> bool:

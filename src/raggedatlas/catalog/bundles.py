@@ -205,7 +205,13 @@ def _read_files(catalog: Catalog, own: Sequence[DatasetRecord], last: dict[str, 
                 continue
             found[key] = read(key, part_of(spec))
             if spec.linked is None:
-                _check_shard(found[key], spec, checksums.get(shards_path(path)))
+                shard, digest = (
+                    parse_shard(found[key], spec.chunks_per_shard, spec.path),
+                    checksums.get(shards_path(path)),
+                )
+                sound = all(has_checksum(shard.data[at : at + n]) for at, n in shard.index.tolist() if n >= 0)  # type: ignore[index]
+                if not sound or (digest is not None and hash_shards({0: hash_shard([found[key]])}) != digest):
+                    raise CorruptError(f"the array {spec.path} is not the one that was written")
             elif hashlib.sha256(found[key]).hexdigest() != spec.linked.sha256:
                 raise CorruptError(f"the references {key} do not have the SHA-256 that was recorded")
         found[f"{record.zarr_group}/zarr.json"] = described(catalog, record, specs)
@@ -228,14 +234,6 @@ def described(catalog: Catalog, record: DatasetRecord, specs: Mapping[str, Array
     """Return the metadata of a group that lists arrays of a bundle, for other readers."""
     facts = {"feature_space": record.feature_space, "kind": catalog.space(record.feature_space).kind.value}
     return group_metadata({"raggedatlas": facts}, {path: replace(spec, within=None) for path, spec in specs.items()})
-
-
-def _check_shard(data: bytes, spec: ArraySpec, digest: str | None) -> None:
-    """Raise if a shard is not the one that was written."""
-    shard = parse_shard(data, spec.chunks_per_shard, spec.path)
-    sound = all(has_checksum(shard.data[at : at + n]) for at, n in shard.index.tolist() if n >= 0)  # type: ignore[index]
-    if not sound or (digest is not None and hash_shards({0: hash_shard([data])}) != digest):
-        raise CorruptError(f"the array {spec.path} is not the one that was written")
 
 
 def _commit(catalog: Catalog, bundle: Bundle, packed: Sequence[Sequence[DatasetRecord]]) -> int:

@@ -58,44 +58,44 @@ def iterate_linked(
     the layer ``"values"`` and columns as they are in the file. Raises an `AtlasError` if the file is not there or not
     the recorded one, or holds something else.
     """
-    with closing(prefetch(_iterate(readers, record))) as ahead:
-        yield from ahead
-
-
-def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[tuple[int, Mapping[str, Block]]]:
     paths = layer_paths(record)
-    # Who reads all values looks at them itself, and can say where one is that is no count.
-    readers = {**readers, **{path: _unsampled(readers[path]) for path in paths.values()}}
-    itemsizes = [np.dtype(readers[path].spec.dtype).itemsize for path in paths.values()]
     if not paths:
         return
-    if "csr/indices" not in readers:
-        spec = readers[next(iter(paths.values()))].spec
-        chunk, width = spec.chunk_shape[0], int(np.prod(spec.row_shape, dtype=np.int64)) * sum(itemsizes)
+    # Who reads all values looks at them itself, and can say where one is that is no count.
+    values = {name: _unsampled(readers[path]) for name, path in paths.items()}
+    itemsize = sum(np.dtype(reader.spec.dtype).itemsize for reader in values.values())
+
+    def dense() -> Iterator[tuple[int, Mapping[str, Block]]]:
+        spec = next(iter(values.values())).spec
+        chunk, width = spec.chunk_shape[0], int(np.prod(spec.row_shape, dtype=np.int64)) * itemsize
         step = max(1, STEP_BYTES // max(1, chunk * width)) * chunk
         for row in range(0, record.n_cells, step):
             stop = min(record.n_cells, row + step)
-            yield row, {n: DenseBlock({"values": read_slice(readers[path], row, stop)}) for n, path in paths.items()}
-        return
-    indices = readers["csr/indices"]
-    indptr = read_bounds(readers["csr/indptr"], record.n_cells, record.n_entries)
-    # Of a matrix that is stored by column, each step reads all of it.
-    step = _TRANSPOSED_STEP if isinstance(indices, TransposedReader) else STEP_BYTES
-    most = step // (np.dtype(indices.spec.dtype).itemsize + sum(itemsizes))
-    row = 0
-    while row < record.n_cells:
-        # A row with more entries is a step of its own.
-        stop = max(row + 1, int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1)
-        start, end = int(indptr[row]), int(indptr[stop])
-        bounds, columns = indptr[row : stop + 1] - start, read_slice(indices, start, end)
-        yield (
-            row,
-            {
-                name: CsrBlock(bounds, columns, {"values": read_slice(readers[path], start, end)}, record.n_features)
-                for name, path in paths.items()
-            },
-        )
-        row = stop
+            yield row, {name: DenseBlock({"values": read_slice(own, row, stop)}) for name, own in values.items()}
+
+    def sparse() -> Iterator[tuple[int, Mapping[str, Block]]]:
+        indices = readers["csr/indices"]
+        indptr = read_bounds(readers["csr/indptr"], record.n_cells, record.n_entries)
+        # Of a matrix that is stored by column, each step reads all of it.
+        step = _TRANSPOSED_STEP if isinstance(indices, TransposedReader) else STEP_BYTES
+        most = step // (np.dtype(indices.spec.dtype).itemsize + itemsize)
+        row = 0
+        while row < record.n_cells:
+            # A row with more entries is a step of its own.
+            stop = max(row + 1, int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1)
+            start, end = int(indptr[row]), int(indptr[stop])
+            bounds, columns = indptr[row : stop + 1] - start, read_slice(indices, start, end)
+            yield (
+                row,
+                {
+                    name: CsrBlock(bounds, columns, {"values": read_slice(own, start, end)}, record.n_features)
+                    for name, own in values.items()
+                },
+            )
+            row = stop
+
+    with closing(prefetch(sparse() if "csr/indices" in readers else dense())) as ahead:
+        yield from ahead
 
 
 def _unsampled(reader: ArrayReader) -> ArrayReader:
@@ -187,7 +187,12 @@ def _check_values(
     repeated = ""
     for row, layers in iterate_linked(readers, record):
         if COUNTS in layers:
-            n_uncounted += _count_uncounted(layers[COUNTS].layers["values"])
+            values = layers[COUNTS].layers["values"]
+            counted = values >= 0
+            if values.dtype.kind == "f":
+                # NaN fails every comparison, and infinity is its own floor.
+                counted &= (np.floor(values) == values) & (values < np.inf)
+            n_uncounted += int(np.count_nonzero(~counted))
         main = next(iter(layers.values()))
         if isinstance(main, CsrBlock):
             n_beyond += int(np.count_nonzero(beyond(main.indices, record.n_features)))
@@ -220,13 +225,3 @@ def _check_values(
             "content-hash", "the values of the file do not have the hash that was recorded when they were linked"
         )
     return problems
-
-
-def _count_uncounted(values: NDArray[Any]) -> int:
-    """Count the values that are no whole numbers of 0 or more."""
-    if values.dtype.kind in "bu":
-        return 0
-    if values.dtype.kind == "i":
-        return int(np.count_nonzero(values < 0))
-    # NaN fails every comparison, and infinity is its own floor.
-    return int(np.count_nonzero(~((values >= 0) & (np.floor(values) == values) & (values < np.inf))))

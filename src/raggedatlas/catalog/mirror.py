@@ -150,8 +150,8 @@ def _copy_snapshots(
     notes = [f"snapshots: {len(records)}; {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
     notes += [f"a file of older snapshots could not be copied: {text}" for text in lost.values()]
     # With `values`, all are there that are not lost; after a dry run they would be.
-    there = links.keys() if values else read_copies(mirror.location)
-    outside = [link.source for path, (link, _, _) in links.items() if path not in there and path not in lost]
+    copies = links.keys() if values else read_copies(mirror.location)
+    outside = [link.source for path, (link, _, _) in links.items() if path not in copies and path not in lost]
     if outside:
         rest = sorted({*outside})
         text = f"the values of {len(outside):,} dataset(s) stay in {len(rest):,} linked file(s), which sync(values=True) copies"

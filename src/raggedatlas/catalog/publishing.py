@@ -128,7 +128,13 @@ def publish(
         for view in views:
             files |= _array_files(view)
         there = {key: size for key, size, _ in target.list_objects()}
-        listed = _listed_before(records, old, old_places)
+        # The list of snapshots that was published before, where it is of the same ones; its files are in packs alone.
+        own = f"{TABLES}{VERSIONS}.lance/" if old is not None and old.snapshots == records else "\0"
+        listed = {
+            path: _NeededFile(Location("."), path, one.n_bytes, one.sha256)
+            for path, one in old_places.items()
+            if path.startswith(own)
+        }
         places = _reuse(files | listed, old, old_places, there)
         opening, packs = _plan(files | listed, places)
         if packs or not listed:
@@ -225,16 +231,6 @@ def _table_files(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> dic
         data = place.read_bytes(path)
         files[TABLES + path] = _NeededFile(place, path, len(data), hashlib.sha256(data).hexdigest())
     return files
-
-
-def _listed_before(
-    records: Sequence[AtlasVersionRecord], old: Head | None, old_places: Mapping[str, PackedFile]
-) -> dict[str, _NeededFile]:
-    """Return the list of snapshots that was published before, where it is of the same ones; its files are in packs alone."""
-    if old is None or old.snapshots != records:
-        return {}
-    own = {path: one for path, one in old_places.items() if path.startswith(f"{TABLES}{VERSIONS}.lance/")}
-    return {path: _NeededFile(Location("."), path, one.n_bytes, one.sha256) for path, one in own.items()}
 
 
 def _array_files(view: Catalog) -> dict[str, _NeededFile]:

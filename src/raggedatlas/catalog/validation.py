@@ -434,7 +434,21 @@ def _check_records(
         if n > 1:
             text = f"{n} records name the group {group!r}"
             problems.append(Problem("duplicate-record", "must", DATASETS, text, "Run restore() of a snapshot."))
-    problems += _check_duplicates(records)
+    content: dict[tuple[str, str], dict[str, str]] = {}
+    names: dict[str, list[str]] = {}
+    for uid, own in group_by_dataset(records).items():
+        if own[0].content_hash:
+            content.setdefault((own[0].content_hash, own[0].feature_space), {})[uid] = own[0].name
+        names.setdefault(own[0].name, []).append(uid)
+    for same in (same for same in content.values() if len(same) > 1):
+        named = ", ".join(f"{name!r} ({uid})" for uid, name in same.items())
+        text = f"{len(same)} datasets hold the same cells, features and values: {named}"
+        way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
+        problems.append(Problem("duplicate-dataset", "must", DATASETS, text, way_out))
+    for name, uids in names.items():
+        if name and len(uids) > 1:
+            text = f"{len(uids)} datasets are called {name!r}: {uids}"
+            problems.append(Problem("duplicate-name", "practice", DATASETS, text, "Use their uids."))
     for record in changed:
         space = spaces.get(record.feature_space)
         if space is None:
@@ -450,28 +464,6 @@ def _check_records(
             text = f"the group {record.zarr_group!r} is not below its dataset {record.uid!r}"
             problems.append(Problem("group-name", "must", DATASETS, text, "Restore a snapshot."))
         problems += check_specs(record, space)
-    return problems
-
-
-def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
-    """Find datasets with the same content, and datasets with the same name."""
-    content: dict[tuple[str, str], dict[str, str]] = {}
-    names: dict[str, list[str]] = {}
-    for uid, own in group_by_dataset(records).items():
-        if own[0].content_hash:
-            content.setdefault((own[0].content_hash, own[0].feature_space), {})[uid] = own[0].name
-        names.setdefault(own[0].name, []).append(uid)
-    problems = []
-    for same in content.values():
-        if len(same) > 1:
-            named = ", ".join(f"{name!r} ({uid})" for uid, name in same.items())
-            text = f"{len(same)} datasets hold the same cells, features and values: {named}"
-            way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
-            problems.append(Problem("duplicate-dataset", "must", DATASETS, text, way_out))
-    for name, uids in names.items():
-        if name and len(uids) > 1:
-            text = f"{len(uids)} datasets are called {name!r}: {uids}"
-            problems.append(Problem("duplicate-name", "practice", DATASETS, text, "Use their uids."))
     return problems
 
 

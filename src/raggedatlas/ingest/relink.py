@@ -169,9 +169,15 @@ def _compare(
     there: LinkedSource,
 ) -> None:
     """Refuse a file that has other cells, features or values."""
-    first = records[0]
-    _compare_names(catalog, records, source, there)
-    facts = source_facts(first)
+    first, facts = records[0], source_facts(records[0])
+    if not source.cells().column(INDEX).equals(read_frame(catalog, first, "obs").column(INDEX)):
+        raise _other(first, there, "it has other cells")
+    for record in records:
+        frame, layer = f"var.{record.pointer}", next(iter(record.file_facts.layers.values()), None)
+        if layer is None or not layer.features or frame not in first.file_facts.frames:
+            continue
+        if not source.features(layer.features).column(INDEX).equals(read_frame(catalog, first, frame).column(INDEX)):
+            raise _other(first, there, f"{layer.key} has other features")
     for record in records:
         fresh = {path: ArrayReader(catalog.arrays, spec, source=there) for path, spec in new[record.zarr_group].items()}
         readers = array_readers(catalog, record)
@@ -228,18 +234,6 @@ def _compare_values(first: DatasetRecord, old: ArrayReader, new: ArrayReader, th
         if not np.array_equal(as_bits(before), as_bits(values)):
             raise _other(first, there, f"the values of {new.name} are not those of {old.name}")
         start += len(values)
-
-
-def _compare_names(catalog: Catalog, records: Sequence[DatasetRecord], source: Source, there: LinkedSource) -> None:
-    first = records[0]
-    if not source.cells().column(INDEX).equals(read_frame(catalog, first, "obs").column(INDEX)):
-        raise _other(first, there, "it has other cells")
-    for record in records:
-        frame, layer = f"var.{record.pointer}", next(iter(record.file_facts.layers.values()), None)
-        if layer is None or not layer.features or frame not in first.file_facts.frames:
-            continue
-        if not source.features(layer.features).column(INDEX).equals(read_frame(catalog, first, frame).column(INDEX)):
-            raise _other(first, there, f"{layer.key} has other features")
 
 
 def _other(first: DatasetRecord, there: LinkedSource, text: str) -> SourceError:

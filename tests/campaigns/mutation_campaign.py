@@ -117,10 +117,9 @@ def make_atlas(folder: Path) -> Path:
 def live_files(path: Path) -> dict[str, list[str]]:
     """List the files that the snapshots of an atlas reach, by kind."""
     from raggedatlas.catalog.catalog import open_catalog
-    from raggedatlas.catalog.integrity import read_manifest
     from raggedatlas.catalog.versions import list_versions
     from raggedatlas.store.location import Location
-    from raggedatlas.store.manifests import FOLDER
+    from raggedatlas.store.manifests import FOLDER, read_manifest
 
     catalog = open_catalog(Location(str(path)))
     named = {

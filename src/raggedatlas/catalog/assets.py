@@ -188,19 +188,7 @@ def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timede
     """
     here = this_process()
     if note is not None and all(note.get(key) == here[key] for key in _SCOPE):
-        pid, start = note.get("pid"), note.get("process_start")
-        if not isinstance(pid, int) or pid <= 0:
-            return False
-        # With /proc, the start time distinguishes a reused pid; elsewhere signal 0 only asks whether the pid exists.
-        if Path("/proc/self/stat").exists():
-            return bool(start) and _process_start(pid) == start
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
+        return _runs(note.get("pid"), note.get("process_start"))
     newest = place.last_modified()
     if newest is None:
         return False
@@ -233,6 +221,21 @@ def this_process() -> dict[str, Any]:
         "thread": threading.get_ident(),
         "started_at": utc_now(),
     }
+
+
+def _runs(pid: object, process_start: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    # With /proc, the start time distinguishes a reused pid; elsewhere signal 0 only asks whether the pid exists.
+    if Path("/proc/self/stat").exists():
+        return bool(process_start) and _process_start(pid) == process_start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _process_start(pid: int) -> str:

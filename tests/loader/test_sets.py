@@ -378,18 +378,13 @@ def test_neighbors_of_a_table() -> None:
         ({"match": "dataset"}, (ArgumentError, QueryError), "match as a list"),
         ({"set_size": 0}, QueryError, "set_size as a whole number from 1"),
         ({"sets": 0}, QueryError, "sets as a whole number from 1"),
-        ({"n_sets": 4}, ArgumentError, "n_sets is for weights"),
         ({"weights": "gene"}, QueryError, "holds no numbers"),
-        ({"space": "x"}, ArgumentError, "space is for match"),
-        ({"controls_from": ["train"]}, ArgumentError, "controls_from names parts"),
-        ({"separator": "+"}, ArgumentError, "separator is for targets"),
         ({"targets": "dose"}, ArgumentError, r"targets names \['dose'\]"),
         ({"set_by": ["gene", "dose"], "targets": "dose"}, QueryError, "column of numbers"),
         ({"min_controls": 1000}, QueryError, "no set is left of 50 strata; fewer than 1000 controls in 50"),
         ({"world_size": 2, "rank": 2}, QueryError, "rank 2 is not one of 2"),
         ({"sets": 500, "drop_last": True}, QueryError, "leave no batch"),
         ({"batch_size": 3}, QueryError, "does not know"),
-        ({"device": "cpu"}, ArgumentError, "device and pin_memory are for tensors"),
     ],
 )
 def test_what_means_nothing_is_refused(view: ra.AtlasView, choices: dict[str, Any], error: Any, said: str) -> None:

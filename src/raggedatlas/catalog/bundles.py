@@ -205,12 +205,10 @@ def _read_files(catalog: Catalog, own: Sequence[DatasetRecord], last: dict[str, 
                 continue
             found[key] = read(key, part_of(spec))
             if spec.linked is None:
-                shard, digest = (
-                    parse_shard(found[key], spec.chunks_per_shard, spec.path),
-                    checksums.get(shards_path(path)),
-                )
+                wanted = checksums.get(shards_path(path))
+                shard = parse_shard(found[key], spec.chunks_per_shard, spec.path)
                 sound = all(has_checksum(shard.data[at : at + n]) for at, n in shard.index.tolist() if n >= 0)  # type: ignore[index]
-                if not sound or (digest is not None and hash_shards({0: hash_shard([found[key]])}) != digest):
+                if not sound or (wanted is not None and hash_shards({0: hash_shard([found[key]])}) != wanted):
                     raise CorruptError(f"the array {spec.path} is not the one that was written")
             elif hashlib.sha256(found[key]).hexdigest() != spec.linked.sha256:
                 raise CorruptError(f"the references {key} do not have the SHA-256 that was recorded")

@@ -35,6 +35,7 @@ class CellColumn:
     stored: str  # its name in the cell table
     type: pa.DataType  # its stored type
     facts: ColumnFacts  # its type and categories in the file
+    source: str = ""  # its name in the file
 
 
 def in_datasets(cells: pa.Table | pa.RecordBatch, uids: Iterable[str]) -> Any:  # noqa: ANN401 - a mask, chunked as the cells are

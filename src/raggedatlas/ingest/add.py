@@ -578,7 +578,7 @@ def stage(
             raise
         report = _report(plan, groups, text, "replaced" if replaces else "added", links)
         # By stored column name.
-        colored = {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
+        colored = {column.stored: colors[column.source] for column in plan.columns if column.source in colors}
         return StagedDataset(
             plan,
             bundle,
@@ -764,7 +764,7 @@ def _commit(
     more = further()
     pointers = [pointer_field(group.pointer, group.space.kind, group.space.name) for group in groups]
     pointers += [field for field, _ in more.values()]
-    columns = [c.column for one in staged for c in one.plan.columns]
+    columns = [column for one in staged for column in one.plan.columns]
     # Before the cells: Lance refuses rows with a column that the table lacks.
     add_columns = partial(add_cell_columns, catalog, columns, [*{p.name: p for p in pointers}.values()])
     add_columns()
@@ -860,8 +860,8 @@ def _judge(catalog: Catalog, one: StagedDataset, others: Sequence[StagedDataset]
         plan = plan_cells(catalog, one.plan, options, [other.plan for other in others])
     except AtlasError as error:
         return error
-    before = {column.column.stored: column.source for column in one.plan.columns}
-    now = {column.source: column.column.stored for column in plan.columns}
+    before = {column.stored: column.source for column in one.plan.columns}
+    now = {column.source: column.stored for column in plan.columns}
     # Keyed by stored name, which other sources of the commit may have changed.
     colors = {now[before[stored]]: values for stored, values in one.colors.items()}
     report = replace(one.report, columns=plan.column_reports)
@@ -878,7 +878,7 @@ def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, Value
         "cell_name": plan.cells.column(INDEX).cast(pa.string()),
     }
     for column in plan.columns:
-        columns[column.column.stored] = partial(column_values, column, plan.cells)
+        columns[column.stored] = partial(column_values, column, plan.cells)
     for written in staged.groups:
         row = np.full(n, -1, np.int64)
         row[np.arange(written.n_rows) if written.present is None else written.present] = np.arange(written.n_rows)

@@ -38,17 +38,9 @@ _CASTS: dict[str, tuple[pa.DataType, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnPlan:
-    """One obs column on its way into the cell table."""
-
-    source: str  # its name in the file
-    column: CellColumn  # what it becomes
-
-
 def plan_columns(
     cells: pa.Table, table: pa.Schema, options: IngestOptions, spaces: Sequence[str]
-) -> tuple[tuple[ColumnPlan, ...], tuple[ColumnReport, ...]]:
+) -> tuple[tuple[CellColumn, ...], tuple[ColumnReport, ...]]:
     """Decide what becomes of every obs column: return the plans, and a report line for every column of the file.
 
     A type that clashes with the stored column, a needed column that is missing, and more columns than are taken unasked
@@ -121,10 +113,10 @@ def plan_columns(
         if there is not None and there.type != column.type and not takes_over(there.type, facts_of(there), column):
             note = note or f"stored as {there.type} like the column that is there"
             column = replace(column, type=there.type)
-        plans.append(ColumnPlan(field.name, column))
+        plans.append(column)
         fate: Fate = "cast" if note else ("renamed" if stored != field.name else "kept")
         reports.append(ColumnReport(field.name, fate, stored, note))
-    given = {"uid", "dataset_uid", *(plan.column.stored for plan in plans)}
+    given = {"uid", "dataset_uid", *(column.stored for column in plans)}
     problems += [
         f"the schema needs {name!r}, which the source lacks; name the column that holds it with obs={{'its_name': {name!r}}}"
         for name in (field.name for field in table if not field.nullable)
@@ -132,7 +124,7 @@ def plan_columns(
     ]
     if problems:
         raise SchemaError(f"{len(problems)} column(s) cannot be added: {'; '.join(problems)}.")
-    fresh = [pa.field(p.column.stored, p.column.type) for p in plans if p.column.stored not in table.names]
+    fresh = [pa.field(column.stored, column.type) for column in plans if column.stored not in table.names]
     if fresh:
         check_schema(pa.schema(fresh), "The cell table")
     return tuple(plans), tuple(reports)
@@ -172,9 +164,9 @@ def _becomes_text(arrow: pa.DataType) -> bool:
     return bool(is_text_or_number or pa.types.is_boolean(arrow) or pa.types.is_temporal(arrow))
 
 
-def column_values(plan: ColumnPlan, cells: pa.Table, target: pa.DataType) -> pa.ChunkedArray:
+def column_values(column: CellColumn, cells: pa.Table, target: pa.DataType) -> pa.ChunkedArray:
     """Return a planned column of the source's cells in the type of the cell column; raises `SchemaError` if a value would change."""
-    return fit_values(plan.source, cells.column(plan.source), target)
+    return fit_values(column.source, cells.column(column.source), target)
 
 
 def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tuple[CellColumn, str]:
@@ -185,11 +177,11 @@ def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tu
     """
     facts = replace(facts_of(field) or ColumnFacts(name, ""), name=name)
     if cast is None:
-        return CellColumn(stored, stored_type(field.type), facts), ""
+        return CellColumn(stored, stored_type(field.type), facts, field.name), ""
     if cast not in _CASTS:
         raise SchemaError(f"cast={{{field.name!r}: {cast!r}}} is not understood; use one of {sorted(_CASTS)}.")
     arrow, kind = _CASTS[cast]
-    return CellColumn(stored, arrow, ColumnFacts(name, kind)), f"cast to {cast} as asked"
+    return CellColumn(stored, arrow, ColumnFacts(name, kind), field.name), f"cast to {cast} as asked"
 
 
 def cast_advice(name: str, values: pa.ChunkedArray, stored: pa.DataType) -> str:

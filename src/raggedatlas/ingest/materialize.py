@@ -37,7 +37,7 @@ from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, SourceError, ValuesError
 from raggedatlas.ingest.group_changes import NewArrays, change_records, group_metadata_of, records_of
 from raggedatlas.ingest.plan import COUNTS
-from raggedatlas.ingest.values import LayerFit, find_entry
+from raggedatlas.ingest.values import LayerFit, OtherFormatError, find_entry
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import INDEX
@@ -231,18 +231,10 @@ def _copy_group(
             fits, text = _copy_layers(catalog, records, record, readers, writers, known)
             break
         # At most once for each layer.
-        except _OtherDtypeError as error:
+        except OtherFormatError as error:
             known |= error.right
     _copy_others(catalog, record, writers)
     return writers.close(fits), text
-
-
-class _OtherDtypeError(Exception):
-    """Values do not fit the dtype that was chosen from earlier ones; `right` has the one that they all fit, by path."""
-
-    def __init__(self, right: Mapping[str, np.dtype[Any]]) -> None:
-        super().__init__()
-        self.right = right
 
 
 def _copy_layers(
@@ -307,7 +299,7 @@ def _copy_layers(
             writer = writers.made.get(path) or writers.start(path, dtype(path), values.shape[1:])
             if not is_exact(writer.dtype, dtype(path)):
                 # Of floats: integers hold whole numbers that the dtype of the file does not.
-                raise _OtherDtypeError({path: fits[path].dtype})
+                raise OtherFormatError({path: fits[path].dtype})
             writer.promote(dtype(path))
             writer.append(np.ascontiguousarray(values, dtype=dtype(path)), begins)
     for path in paths.values():

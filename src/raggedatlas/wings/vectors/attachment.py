@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.catalog.assets import Commit, commit_records, delete_cells_of_datasets, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import add_cell_columns, cell_rows, write_frame
+from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, write_frame
 from raggedatlas.errors import (
     ConflictError,
     CorruptError,
@@ -23,7 +23,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.ingest.add import Opener, add_sources
 from raggedatlas.ingest.attachment import Attachment
-from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
+from raggedatlas.ingest.columns import column_values, plan_columns
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
@@ -137,7 +137,7 @@ class NewCells:
 
     name: str = ""  # of their dataset
     frame: pa.Table = field(default_factory=lambda: pa.table({}))  # names and attributes, one row for each cell
-    plans: Sequence[ColumnPlan] = ()  # what becomes of the attributes
+    plans: Sequence[CellColumn] = ()  # what becomes of the attributes
     left: tuple[str, ...] = ()  # attributes that become no columns
 
     @property
@@ -210,7 +210,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         catalog = self.catalog
         self.record = write_store(catalog, self.decided)
         progress("store", 1, 1)
-        add_cell_columns(catalog, [plan.column for plan in self.cells.plans], [])
+        add_cell_columns(catalog, self.cells.plans, [])
         progress("columns", 1, 1)
         self.record = write_pointers(catalog, self.decided, self.record)
         progress("pointers", 1, 1)
@@ -263,7 +263,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
             record.column: pointer_values(self.shapes, self.decided.fresh, record),
         }
         for plan in cells.plans:
-            columns[plan.column.stored] = partial(column_values, plan, cells.frame)
+            columns[plan.stored] = partial(column_values, plan, cells.frame)
         catalog.tables.append(CELLS, cell_rows(schema, columns, cells.n))
         dataset = DatasetRecord(
             uid=self.uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=cells.n, pointer=record.column,

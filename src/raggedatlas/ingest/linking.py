@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.linked_values import beyond
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.linking import Linker
 from raggedatlas.ingest.plan import COUNTS, IngestPlan, LayerPlan, NewGroup
@@ -278,7 +279,7 @@ def _walk_columns(
     n_rows, n_entries = info.shape[0], int(indptr[-1])
     counts = np.zeros(n_rows, np.int64)
     for rows in iterate_slices(opened["indices"], WALKED_BYTES):
-        outside = rows >= n_rows if rows.dtype.kind == "u" else (rows >= n_rows) | (rows < 0)
+        outside = beyond(rows, n_rows)
         if outside.any():
             raise SourceError(
                 f"{info.key} of {where} has an entry for row {int(rows[outside][0]):,}, outside its {n_rows:,} cells; the file is damaged. Write it again."

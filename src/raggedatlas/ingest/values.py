@@ -15,7 +15,7 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.store.content_hash import StreamingHash
 from raggedatlas.store.native import library
-from raggedatlas.store.sparse import canonicalize, scan_integers
+from raggedatlas.store.sparse import canonicalize, count_columns, scan_integers
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 
@@ -332,9 +332,8 @@ def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
     for rows in slabs:
         seen = 0
         for (block,) in source.blocks((info.key,), block_rows(info), rows):
-            indices = np.ascontiguousarray(to_csr(block).indices)
-            # Adds to `counts`.
-            library().ra_count_columns(indices, indices.size, indices.itemsize, counts, len(counts))
+            indices = to_csr(block).indices
+            counts += count_columns(indices, len(counts))
             seen += indices.size
             # Ends this run of rows only; the others are spread over the file and are needed too.
             if seen >= limit:

@@ -129,11 +129,11 @@ def publish(
             files |= _array_files(view)
         there = {key: size for key, size, _ in target.list_objects()}
         # The list of snapshots that was published before, where it is of the same ones; its files are in packs alone.
-        own = f"{TABLES}{VERSIONS}.lance/" if old is not None and old.snapshots == records else "\0"
+        same = old is not None and old.snapshots == records
         listed = {
             path: _NeededFile(Location("."), path, one.n_bytes, one.sha256)
             for path, one in old_places.items()
-            if path.startswith(own)
+            if same and path.startswith(f"{TABLES}{VERSIONS}.lance/")
         }
         places = _reuse(files | listed, old, old_places, there)
         opening, packs = _plan(files | listed, places)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Address, Location, as_path
+from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.chunking import BLOCK_ROWS, row_blocks
@@ -24,7 +24,7 @@ from raggedatlas.wings.vectors.shapes import POSITION_TYPES, Attribute, Shapes, 
 from raggedatlas.wings.vectors.writer import write
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 
 @checked
@@ -268,7 +268,7 @@ def _checked_batches(parts: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         yield from (part.slice(start, BLOCK_ROWS) for start in range(0, part.num_rows, BLOCK_ROWS))
 
 
-def _parquet_batches(path: "Path | Location") -> Iterator[pa.RecordBatch]:
+def _parquet_batches(path: AnyPath) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     files = [path]

@@ -403,7 +403,7 @@ def encode_manifests(objects: Objects) -> Blobs:
     return Blobs(out, bounds)
 
 
-def _build_objects(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of several types)
+def _build_objects(columns: Any) -> Any:  # noqa: ANN401  (arrays of several types)
     """Return the C struct of validated manifest columns; the sizes come from the second and the last."""
     bounds, chunks, items = columns[0][1], columns[1][1], columns[-1][1]
     return Manifests(

@@ -34,7 +34,7 @@ from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import DatasetRecord, Link, Span
 from raggedatlas.store.content_hash import as_bits
 from raggedatlas.store.linked import LinkedSource, keep_references, load_references
-from raggedatlas.store.location import AnyPath, Location, as_location
+from raggedatlas.store.location import AnyPath, Location, as_location, as_path
 from raggedatlas.store.read import ArrayReader, TransposedReader, iterate_slices, read_all, read_slice
 from raggedatlas.store.references import References, references_file
 from raggedatlas.store.sources import recorded_address
@@ -64,7 +64,7 @@ def relink(
     links = {record.zarr_group: read_links(record) for record in records}
     old = next(link for own in links.values() for link in own.values())
     if place is None:
-        place = catalog.sources.open_link(old, first.uid, first.name).location
+        place = as_path(catalog.sources.open_link(old, first.uid, first.name).location)
     address = recorded_address(place, catalog.location)
     with closing(open_source(place)) as source:
         linker = Linker(source, place)

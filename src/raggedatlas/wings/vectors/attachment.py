@@ -14,13 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from raggedatlas.catalog.assets import Commit, commit_records, delete_cells_of_datasets, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, write_frame
-from raggedatlas.errors import (
-    ConflictError,
-    CorruptError,
-    DuplicateError,
-    NotFoundError,
-    SourceError,
-)
+from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, SourceError
 from raggedatlas.ingest.add import Opener, add_sources
 from raggedatlas.ingest.attachment import Attachment
 from raggedatlas.ingest.columns import column_values, plan_columns

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, SchemaError, StoreError
-from raggedatlas.model.arrays import DTYPES, ArraySpec
+from raggedatlas.model.arrays import DTYPES, ArraySpec, shards_path
 from raggedatlas.model.records import Span
 from raggedatlas.store.bundle import MEMBER_BYTES, Bundle
 from raggedatlas.store.codecs import (
@@ -37,7 +37,6 @@ from raggedatlas.store.shards import (
     index_bytes,
     parse_index,
     shard_key,
-    shards_path,
 )
 
 _ROW_CHUNK_BYTES = 64 * 2**10

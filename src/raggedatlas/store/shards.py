@@ -69,11 +69,6 @@ def join_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDA
     return starts[np.append(True, new)[: starts.size]], ends[np.append(new, True)[: ends.size]]
 
 
-def shards_path(path: str) -> str:
-    """Return the path of the folder of an array's shards."""
-    return f"{path}/c"
-
-
 def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
     """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
     return "/".join(["c", str(shard), *("0" for _ in row_shape)])

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.ingest.add import add
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
@@ -65,6 +65,6 @@ def make_small(folder: Path, n_first: int, n_second: int) -> Small:
     for name, n, seed in (("first", n_first, 1), ("second", n_second, 2)):
         spaces = {"obsm/X_z": "embedding"} | ({"obsm/proteins": "protein_abundance"} if name == "first" else {})
         add(catalog, make_file(name, n, seed), {"name": name, "spaces": spaces}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    query = Query(catalog.at(snapshot(catalog)))
     result = query.to_anndata()
     return Small(folder, query, result.X.toarray().astype(np.float32), result.obs)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from raggedatlas.formats.matrix_readers import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.location import AnyPath, local_path
+from raggedatlas.store.location import AnyPath
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def tenx_h5_source(path: AnyPath, genome: str | None = None) -> CompositeSource:
         raise
 
 
-def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
+def tenx_mtx_source(path: Path) -> CompositeSource:
     """Open a folder with the Market-matrix files of one sample, named as in `MARKET_FILES`, each plain or ``.gz``.
 
     The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses
@@ -88,7 +87,7 @@ def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
 
     The text is read once and sorted by cell, large files through temporary files.
     """
-    folder, prefix, files = _sample(local_path(path))
+    folder, prefix, files = _sample(path)
     barcodes = find_part(folder, f"{prefix}{files.barcodes}")
     features = find_part(folder, *(f"{prefix}{name}" for name in files.features))
     if files.has_headers:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,11 +64,6 @@ def facts_of(field: pa.Field) -> ColumnFacts | None:
     """Read the facts of a column, or None if it carries none.
 
     Raises `CorruptError` if they do not parse.
-
-    Examples
-    --------
-    >>> facts_of(pa.field("x", pa.int64())) is None
-    True
     """
     text = (field.metadata or {}).get(FACTS_KEY)
     if text is None:
@@ -80,13 +75,6 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     """Convert a frame to a table whose first column `_index` is its index.
 
     The columns keep their order and each gets its `ColumnFacts`; `arrow_to_frame` restores the frame.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> frame = pd.DataFrame({"n": [1, 2]}, index=["a", "b"])
-    >>> frame_to_arrow(frame).column_names
-    ['_index', 'n']
     """
     names = checked_names(frame.columns)
     import pandas as pd
@@ -121,15 +109,7 @@ def checked_names(columns: Iterable[Any]) -> list[str]:
 
 
 def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
-    """Convert a table of `frame_to_arrow` back to the original frame.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> frame = pd.DataFrame({"t": pd.Categorical(["B", None], categories=["T", "B"])}, index=["a", "b"])
-    >>> bool(arrow_to_frame(frame_to_arrow(frame)).equals(frame))
-    True
-    """
+    """Convert a table of `frame_to_arrow` back to the original frame."""
     import pandas as pd
 
     columns = {}
@@ -151,11 +131,6 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
     """Convert one column to the pandas dtype named by its facts.
 
     Nulls are missing values. A NumPy integer or boolean kind that has nulls here becomes its nullable pandas dtype.
-
-    Examples
-    --------
-    >>> arrow_to_series(pa.chunked_array([[1, None]]), ColumnFacts("n", "int32")).dtype
-    Int32Dtype()
     """
     try:
         return _typed_series(column, facts)
@@ -182,7 +157,8 @@ def _typed_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any
         return pd.Series(_nullable(column, facts.kind))
     # pandas would turn integers with nulls into float64, which is exact only up to 2**53.
     if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-        return pd.Series(_nullable(column, _nullable_name(facts.kind or str(column.type))))
+        nullable = (facts.kind or str(column.type)).replace("uint", "UInt").replace("int", "Int")
+        return pd.Series(_nullable(column, "boolean" if nullable == "bool" else nullable))
     series: pd.Series[Any] = column.to_pandas()
     kind: Any = facts.kind
     if kind and kind != str(series.dtype):
@@ -194,14 +170,7 @@ S = TypeVar("S")
 
 
 def remove_unused_categories(values: S) -> S:
-    """Return a categorical Series with only the categories that occur, in their order; anything else as it is.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> remove_unused_categories(pd.Series(pd.Categorical(["B", None], ["T", "B"]))).cat.categories.tolist()
-    ['B']
-    """
+    """Return a categorical Series with only the categories that occur, in their order; anything else as it is."""
     if not hasattr(values, "cat"):
         return values
     series: Any = values
@@ -222,13 +191,7 @@ def used_codes(codes: NDArray[Any], n: int) -> tuple[NDArray[np.int64], NDArray[
 
 
 def nan_to_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column in which NaN is null: a missing number is one thing wherever cells are compared, sorted or grouped.
-
-    Examples
-    --------
-    >>> nan_to_null(pa.chunked_array([[1.0, float("nan"), None]])).null_count
-    2
-    """
+    """Return a column in which NaN is null: a missing number is one thing wherever cells are compared, sorted or grouped."""
     import pyarrow.compute as pc
 
     if not pa.types.is_floating(column.type):
@@ -237,13 +200,7 @@ def nan_to_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_text(kind: str) -> bool:
-    """Return whether a kind of column or of categories is text.
-
-    Examples
-    --------
-    >>> is_text("object"), is_text("string[pandas]"), is_text("Int64")
-    (True, True, False)
-    """
+    """Return whether a kind of column or of categories is text."""
     return kind == "object" or kind.startswith("string")
 
 
@@ -267,12 +224,6 @@ def _text_kind(dtype: Any) -> str:  # noqa: ANN401  (a pandas dtype)
         return "string[pandas]" if dtype == pd.StringDtype() else f"string[{dtype.storage}]"
     usual = dtype == _text_dtype() or isinstance(dtype, pd.StringDtype)
     return "string" if usual else "object"
-
-
-def _nullable_name(kind: str) -> str:
-    if kind in {"bool", "boolean"}:
-        return "boolean"
-    return kind.replace("uint", "UInt").replace("int", "Int")
 
 
 def _nullable(column: pa.ChunkedArray, kind: str) -> Any:  # noqa: ANN401  (a pandas extension array)
@@ -442,9 +393,15 @@ def column_stacks(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """
     annotated = annotation_columns(schema)
     facts = _stored_columns(schema)
+    taken, stacks = {"uid", "cell_name", DATASET, LAYOUT}, dict[str, tuple[str, ...]]()
     # Annotated columns share their names on purpose and take no part in keeping names apart.
-    shown = _shown({name: facts[name] for name in facts if name not in annotated})
-    stacks: dict[str, tuple[str, ...]] = {name: (stored,) for stored, name in shown.items()}
+    for stored in (one for one in facts if one not in annotated):
+        given = facts[stored].name
+        name = given if given and given not in taken else stored
+        while name in taken:
+            name += "_"
+        stacks[name] = (stored,)
+        taken.add(name)
     # The oldest annotation comes first, so the newest ends in front of its stack.
     for stored in annotated:
         name = facts[stored].name
@@ -457,28 +414,10 @@ def _stored_columns(schema: pa.Schema) -> dict[str, ColumnFacts]:
     return {f.name: facts_of(f) or ColumnFacts(f.name, "") for f in schema if f.name not in others}
 
 
-def _shown(columns: Mapping[str, ColumnFacts]) -> dict[str, str]:
-    taken = {"uid", "cell_name", DATASET, LAYOUT}
-    shown: dict[str, str] = {}
-    for stored, facts in columns.items():
-        name = facts.name if facts.name and facts.name not in taken else stored
-        while name in taken:
-            name += "_"
-        shown[stored] = name
-        taken.add(name)
-    return shown
-
-
 def shown_names(schema: pa.Schema) -> dict[str, str]:
     """Return the name under which a result shows each metadata column: stored name -> shown name.
 
     A column is shown under the name that it had in its file, unless an earlier column or the atlas uses that name.
-
-    Examples
-    --------
-    >>> percent = pa.field("percent_mt", pa.float64(), metadata=ColumnFacts("percent.mt", "float64").to_metadata())
-    >>> shown_names(pa.schema([percent, ("n", pa.int64())]))
-    {'percent_mt': 'percent.mt', 'n': 'n'}
     """
     shown = {stack[0]: name for name, stack in column_stacks(schema).items()}
     return {stored: shown[stored] for stored in schema.names if stored in shown}
@@ -500,13 +439,7 @@ TEXT_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A column of text without missing values that comes in blocks.
-
-    Examples
-    --------
-    >>> Texts(3, lambda: iter([np.array(["a", "b"], object), np.array(["c"], object)])).whole().tolist()
-    ['a', 'b', 'c']
-    """
+    """A column of text without missing values that comes in blocks."""
 
     n_rows: int
     # Walks down them: (k,) object arrays of str, in order, of any lengths; every call is a walk of its own.
@@ -551,16 +484,7 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
-    """A table of which one column is in memory at a time.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> index = TableColumn("cell", lambda: pd.Index(["a", "b"]))
-    >>> made = ColumnTable(2, index, (TableColumn("n", lambda: pd.Series([1, 2])),))
-    >>> made.take(np.array([1])).frame().to_dict()
-    {'n': {'b': 2}}
-    """
+    """A table of which one column is in memory at a time."""
 
     n_rows: int
     index: TableColumn  # names of its rows
@@ -639,16 +563,12 @@ def plain_array(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_row
     for NaN; and for a categorical of text, which becomes a dictionary array with the categories of the facts, in order.
     None for any other column, no rows, and text of more than `TEXT_ROWS` rows. `field` carries the facts, `chunks`
     walks down the values.
-
-    Examples
-    --------
-    >>> plain_array(pa.field("n", pa.int64()), lambda: [pa.array([1, 2])], 2).to_pylist()
-    [1, 2]
-    >>> plain_array(pa.field("n", pa.int64()), lambda: [pa.array([1, None])], 2) is None
-    True
     """
     facts = facts_of(field) or ColumnFacts(field.name, "")
-    text, number = _is_usual_text(field, facts), _is_plain_number(field.type, facts.kind)
+    text, dtype = _is_usual_text(field, facts), field.type
+    number = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)
+    # In NumPy and in the file that the column came from they have the same type.
+    number = number and (not facts.kind or facts.kind == str(np.dtype(dtype.to_pandas_dtype())))
     labels = facts.kind == "categorical" and facts.category_kind in {"string", "object"} and bool(facts.categories)
     if not n_rows or not (labels or number or (text and n_rows <= TEXT_ROWS)):
         return None
@@ -663,23 +583,10 @@ def plain_array(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_row
 
 
 def is_pandas(value: Any, kind: str) -> bool:  # noqa: ANN401
-    """Return whether a value is of a class of pandas, without importing pandas.
-
-    Examples
-    --------
-    >>> is_pandas({}, "DataFrame")
-    False
-    """
+    """Return whether a value is of a class of pandas, without importing pandas."""
     # Where pandas was never imported, no value can be one of its objects.
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, getattr(pandas, kind))
-
-
-def _is_plain_number(dtype: pa.DataType, kind: str) -> bool:
-    """Return whether Arrow numbers have the same type in NumPy and in the file that a column came from."""
-    if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
-        return False
-    return not kind or kind == str(np.dtype(dtype.to_pandas_dtype()))
 
 
 def _is_usual_text(field: pa.Field, facts: ColumnFacts) -> bool:

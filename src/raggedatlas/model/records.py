@@ -21,16 +21,7 @@ T = TypeVar("T")
 
 
 def entries_schema(record: type[BaseModel], kinds: Mapping[str, pa.DataType], needed: Collection[str]) -> pa.Schema:
-    """Return the Arrow schema of a table of records: text, but for the fields that `kinds` names; `needed` are never null.
-
-    Examples
-    --------
-    >>> class Named(BaseModel):
-    ...     name: str
-    ...     size: int = 0
-    >>> entries_schema(Named, {"size": pa.int64()}, {"name"}).field("name").nullable
-    False
-    """
+    """Return the Arrow schema of a table of records: text, but for the fields that `kinds` names; `needed` are never null."""
     return pa.schema(
         [pa.field(name, kinds.get(name, pa.string()), nullable=name not in needed) for name in record.model_fields]
     )
@@ -41,14 +32,6 @@ def record_from_row(record: type[Record], row: Mapping[str, Any], table: str, ke
 
     Raises `CorruptError`, which names `table`, the row's value in the column `key`, and the field, if a value is not
     what the record has there.
-
-    Examples
-    --------
-    >>> class Named(BaseModel):
-    ...     name: str
-    ...     size: int = 0
-    >>> record_from_row(Named, {"name": "a", "size": None}, "things", "name")
-    Named(name='a', size=0)
     """
     try:
         # Rows from before a column was added are null there, and get the default of the field.
@@ -63,11 +46,6 @@ def read_json(kind: type[T], text: str, table: str, row: object, field: str) -> 
     `kind` is a frozen pydantic model or dataclass, or a type such as ``dict[str, int]``. Empty text means an empty
     object. Raises `CorruptError`, which names `table`, `row` and `field`, if the text is no JSON or holds something
     else.
-
-    Examples
-    --------
-    >>> read_json(dict[str, int], '{"a": 1}', "things", "first", "sizes")
-    {'a': 1}
     """
     try:
         # A dict is the caller's own; objects are frozen and can be shared.
@@ -77,16 +55,14 @@ def read_json(kind: type[T], text: str, table: str, row: object, field: str) -> 
         raise _damaged(error, table, row, field) from error
 
 
+_adapter: Any = lru_cache(maxsize=64)(TypeAdapter)
+
+
 def _parse(kind: Any, text: str) -> Any:  # noqa: ANN401
     return _adapter(kind).validate_json(text)
 
 
 _parsed: Any = lru_cache(maxsize=1024)(_parse)
-
-
-@lru_cache(maxsize=64)
-def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    return TypeAdapter(kind)
 
 
 def _damaged(error: Exception, table: str, row: object, field: str = "") -> CorruptError:
@@ -126,13 +102,7 @@ TableVersion = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def utc_now() -> str:
-    """Return the current time as ISO 8601 text in UTC, with microseconds.
-
-    Examples
-    --------
-    >>> utc_now().endswith("+00:00")
-    True
-    """
+    """Return the current time as ISO 8601 text in UTC, with microseconds."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
 
 
@@ -246,13 +216,7 @@ class SourceFacts(BaseModel):
 
 
 class DatasetFacts(BaseModel):
-    """What is known of a dataset's file; the column `facts` holds it as JSON.
-
-    Examples
-    --------
-    >>> DatasetFacts.model_validate_json('{"format": "h5ad"}').layers
-    {}
-    """
+    """What is known of a dataset's file; the column `facts` holds it as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -390,13 +354,7 @@ class DatasetRecord(BaseModel):
 
 
 def datasets_from_table(table: pa.Table) -> list[DatasetRecord]:
-    """Read rows of `datasets`, in their order.
-
-    Examples
-    --------
-    >>> datasets_from_table(DATASETS_SCHEMA.empty_table())
-    []
-    """
+    """Read rows of `datasets`, in their order."""
     return [record_from_row(DatasetRecord, row, "datasets", "zarr_group") for row in rows_of(table, "datasets")]
 
 
@@ -409,25 +367,10 @@ EXTRAS = "extras"
 ELEMENTS = "extras/elements"
 """Array of the bytes of the zip file that holds the other elements, (n_bytes,) uint8; see ``raggedatlas.formats.anndata.packing``."""
 
-DATASETS_SCHEMA = pa.schema(
-    [
-        pa.field("uid", pa.string(), nullable=False),
-        pa.field("zarr_group", pa.string(), nullable=False),
-        pa.field("feature_space", pa.string(), nullable=False),
-        pa.field("n_cells", pa.int64(), nullable=False),
-        ("created_at", pa.string()),
-        ("layout_uid", pa.string()),
-        ("pointer", pa.string()),
-        ("name", pa.string()),
-        ("source", pa.string()),
-        ("content_hash", pa.string()),
-        ("n_features", pa.int64()),
-        ("n_entries", pa.int64()),
-        ("layers", pa.list_(pa.string())),
-        ("arrays", pa.string()),
-        ("checksums", pa.string()),
-        ("facts", pa.string()),
-    ]
+DATASETS_SCHEMA = entries_schema(
+    DatasetRecord,
+    {**dict.fromkeys(("n_cells", "n_features", "n_entries"), pa.int64()), "layers": pa.list_(pa.string())},
+    ("uid", "zarr_group", "feature_space", "n_cells"),
 )
 """Arrow schema of the table `datasets`."""
 
@@ -460,13 +403,10 @@ class FeatureLayout(BaseModel):
     global_index: int | None = None
 
 
-LAYOUTS_SCHEMA = pa.schema(
-    [
-        pa.field("layout_uid", pa.string(), nullable=False),
-        pa.field("feature_uid", pa.string(), nullable=False),
-        pa.field("local_index", pa.int32(), nullable=False),
-        ("global_index", pa.int64()),
-    ]
+LAYOUTS_SCHEMA = entries_schema(
+    FeatureLayout,
+    {"local_index": pa.int32(), "global_index": pa.int64()},
+    ("layout_uid", "feature_uid", "local_index"),
 )
 """Arrow schema of the table `_feature_layouts`."""
 
@@ -550,13 +490,6 @@ class PurgeMark(BaseModel):
 
     In the stage ``begun`` nothing is changed yet; in ``rewriting`` snapshots and tables are being rewritten; in
     ``deleting`` nothing refers to the dataset any more, and its arrays are being deleted.
-
-    Examples
-    --------
-    >>> PurgeMark.from_json(PurgeMark(uid="a").model_dump_json()).stage
-    'begun'
-    >>> PurgeMark.from_json("null") is None
-    True
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -592,19 +525,10 @@ class PurgeMark(BaseModel):
         return f"{self.name!r} ({self.uid})" if self.name else self.uid
 
 
-VERSIONS_SCHEMA = pa.schema(
-    [
-        pa.field("version", pa.int64(), nullable=False),
-        ("label", pa.string()),
-        ("created_at", pa.string()),
-        ("table_versions", pa.string()),
-        ("spaces", pa.string()),
-        ("n_cells", pa.int64()),
-        ("n_datasets", pa.int64()),
-        ("ignored", pa.list_(pa.string())),
-        ("manifest", pa.string()),
-        ("root", pa.string()),
-    ]
+VERSIONS_SCHEMA = entries_schema(
+    AtlasVersionRecord,
+    {**dict.fromkeys(("version", "n_cells", "n_datasets"), pa.int64()), "ignored": pa.list_(pa.string())},
+    ("version",),
 )
 """Arrow schema of the table `atlas_versions`."""
 
@@ -612,13 +536,7 @@ JSON_COLUMNS = ("table_versions", "spaces")
 
 
 def versions_to_table(records: list[AtlasVersionRecord]) -> pa.Table:
-    """Write snapshots as rows of `atlas_versions`.
-
-    Examples
-    --------
-    >>> versions_to_table([AtlasVersionRecord(version=1)]).num_rows
-    1
-    """
+    """Write snapshots as rows of `atlas_versions`."""
     rows = []
     for record in records:
         row = record.model_dump()
@@ -627,13 +545,7 @@ def versions_to_table(records: list[AtlasVersionRecord]) -> pa.Table:
 
 
 def versions_from_table(table: pa.Table) -> list[AtlasVersionRecord]:
-    """Read rows of `atlas_versions`, sorted by number.
-
-    Examples
-    --------
-    >>> versions_from_table(versions_to_table([AtlasVersionRecord(version=2)]))[0].tag
-    'atlas-v2'
-    """
+    """Read rows of `atlas_versions`, sorted by number."""
     name = "atlas_versions"
     if missing := sorted({"version", *JSON_COLUMNS} - set(table.column_names)):
         raise CorruptError(f"Table {name!r} has no columns {missing}; restore the atlas from a copy.")

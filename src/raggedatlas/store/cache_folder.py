@@ -146,13 +146,7 @@ def user_cache() -> Path | None:
 
 
 def user_folder(variable: str, below: str) -> Path | None:
-    """Return the folder that an environment variable names, else one below the home; None for a user without a home.
-
-    Examples
-    --------
-    >>> user_folder("NO_SUCH_VARIABLE", ".cache").name
-    '.cache'
-    """
+    """Return the folder that an environment variable names, else one below the home; None for a user without a home."""
     if os.environ.get(variable):
         return Path(os.environ[variable])
     try:
@@ -166,11 +160,6 @@ def parse_size(text: str) -> int:
 
     `text` is a number, with ``K``, ``M``, ``G`` or ``T`` (powers of 1,000; ``Ki`` and so on of 1,024) and ``B`` behind
     it where wanted.
-
-    Examples
-    --------
-    >>> parse_size("1.5GB"), parse_size("64 MiB"), parse_size("500")
-    (1500000000, 67108864, 500)
     """
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):

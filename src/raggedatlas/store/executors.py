@@ -189,13 +189,28 @@ class _SubmittedTasks(Generic[T]):
             sent = self.flying.pop(future)
             # `exception()` raises for a cancelled future, which is handled like a task whose worker is lost.
             error = CancelledError() if future.cancelled() else future.exception()
-            if error is not None:
-                self._again(sent, error)
+            if error is None:
+                outcome = future.result()
+                if outcome.error is not None:
+                    raise outcome.error
+                yield sent.number, outcome.value  # type: ignore[misc]
                 continue
-            outcome = future.result()
-            if outcome.error is not None:
-                raise outcome.error
-            yield sent.number, outcome.value  # type: ignore[misc]
+            if isinstance(error, BrokenExecutor):
+                raise self._died(error) from error
+            if isinstance(error, _NOT_SENT):
+                raise ArgumentError(
+                    f"The result of a task cannot be sent back from its worker: {plain_reason(error)}. {self.lost} Return arrays, tables or other "
+                    "values that pickle takes."
+                ) from error
+            if not isinstance(error, Exception):
+                raise error
+            if sent.attempt >= self.workers.retries:
+                reason = f"{type(error).__name__} {plain_reason(error)}".strip()
+                raise WorkersError(
+                    f"A task was lost with its worker {sent.attempt + 1} time(s), at last by: {reason}. {self.lost} Look at the logs of the workers; "
+                    "memory may have run out."
+                ) from error
+            self.send(_Sent(sent.number, sent.task, sent.attempt + 1))
 
     def close(self) -> None:
         """Cancel what has not begun, and wait for the rest."""
@@ -203,39 +218,16 @@ class _SubmittedTasks(Generic[T]):
         if not self._hangs:
             wait(running, self.workers.timeout)
 
-    def _again(self, sent: _Sent, error: BaseException) -> None:
-        """Resubmit a task without a result, where that may help."""
-        if isinstance(error, BrokenExecutor):
-            raise self._died(error) from error
-        if isinstance(error, _NOT_SENT):
-            raise ArgumentError(
-                f"The result of a task cannot be sent back from its worker: {plain_reason(error)}. {self.lost} Return arrays, tables or other "
-                "values that pickle takes."
-            ) from error
-        if not isinstance(error, Exception):
-            raise error
-        if sent.attempt >= self.workers.retries:
-            reason = f"{type(error).__name__} {plain_reason(error)}".strip()
-            raise WorkersError(
-                f"A task was lost with its worker {sent.attempt + 1} time(s), at last by: {reason}. {self.lost} Look at the logs of the workers; "
-                "memory may have run out."
-            ) from error
-        self.send(_Sent(sent.number, sent.task, sent.attempt + 1))
-
     def _died(self, error: BaseException) -> WorkersError:
         what = "A worker died" if isinstance(error, BrokenExecutor) else "The executor takes no tasks"
-        return WorkersError(f"{what}: {plain_reason(error)}. {self.lost} {_why_died()}")
-
-
-def _why_died() -> str:
-    """Distinguish a script without a main guard, which every spawned process runs again, from a killed process."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    text = ""
-    if script is not None and Path(script).suffix == ".py" and Path(script).is_file():
-        text = Path(script).read_text(encoding="utf-8", errors="replace")
-    if text and "__main__" not in text:
-        return f"{script} starts the run when it is imported, which every spawned process does; put the call under if __name__ == '__main__':."
-    return "A worker was killed, or memory ran out; try fewer workers."
+        # A script without a main guard is run again by every spawned process.
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        text, why = "", "A worker was killed, or memory ran out; try fewer workers."
+        if script is not None and Path(script).suffix == ".py" and Path(script).is_file():
+            text = Path(script).read_text(encoding="utf-8", errors="replace")
+        if text and "__main__" not in text:
+            why = f"{script} starts the run when it is imported, which every spawned process does; put the call under if __name__ == '__main__':."
+        return WorkersError(f"{what}: {plain_reason(error)}. {self.lost} {why}")
 
 
 def _pickled(task: object) -> bytes:
@@ -318,16 +310,13 @@ def _portable(error: Exception, host: str) -> Exception:
 
 def _follow_parent() -> None:
     """End this process when the one that started it ends."""
-    from multiprocessing import parent_process
+    from multiprocessing import connection, parent_process
+
+    def end(sentinel: int) -> None:
+        connection.wait([sentinel])
+        # `sys.exit` would end only this thread, while the main thread may be in a task.
+        os._exit(1)
 
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_after(sentinel: int) -> None:
-    from multiprocessing import connection
-
-    connection.wait([sentinel])
-    # `sys.exit` would end only this thread, while the main thread may be in a task.
-    os._exit(1)
+        threading.Thread(target=end, args=(parent.sentinel,), daemon=True).start()

@@ -196,13 +196,7 @@ class Filter:
         return negation(self.to_sql(columns, depth + 1))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the condition in JSON's types; `filter_from_dict` reads it.
-
-        Examples
-        --------
-        >>> (col("n") > 3).to_dict()
-        {'operator': '>', 'column': 'n', 'value': 3}
-        """
+        """Return the condition in JSON's types; `filter_from_dict` reads it."""
         raise QueryError(f"{type(self).__name__} is no complete filter.")
 
     def leaves(self, columns: Columns) -> Iterator["Filter"]:
@@ -636,13 +630,7 @@ def _value_to_json(value: Any) -> Any:  # noqa: ANN401  (what `plain_value` retu
 
 
 def value_from_json(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
-    """Read a value of a condition as `Filter.to_dict` has it.
-
-    Examples
-    --------
-    >>> value_from_json({"date": "2024-02-29"}), value_from_json(3)
-    (datetime.date(2024, 2, 29), 3)
-    """
+    """Read a value of a condition as `Filter.to_dict` has it."""
     if not isinstance(value, Mapping):
         return plain_value(value)
     ((kind, text),) = value.items()
@@ -689,13 +677,7 @@ def warn_of_unknown(
 
 
 def suggest(text: str, known: Sequence[str]) -> str:
-    """Name what a misspelt value may have meant, or else what there is.
-
-    Examples
-    --------
-    >>> suggest("b", ["B cell", "T cell"]), suggest("x", ["B cell"])
-    ("Did you mean 'B cell'?", "Values are 'B cell'.")
-    """
+    """Name what a misspelt value may have meant, or else what there is."""
     folded = text.casefold()
     spelled = difflib.get_close_matches(folded, {value.casefold() for value in known}, n=3, cutoff=0.6)
     near = [value for value in known if value.casefold() in spelled]

@@ -69,11 +69,6 @@ def join_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDA
     return starts[np.append(True, new)[: starts.size]], ends[np.append(new, True)[: ends.size]]
 
 
-def shards_path(path: str) -> str:
-    """Return the path of the folder of an array's shards."""
-    return f"{path}/c"
-
-
 def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
     """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
     return "/".join(["c", str(shard), *("0" for _ in row_shape)])
@@ -281,11 +276,14 @@ def forget_indexes(location: Location) -> None:
 def _fetch_index(location: Location, key: str, n_chunks: int, span: Span | None) -> Shard:
     """Fetch the index of a remote shard from the disk cache, or else from the store."""
     name = _shard_name(location, key, span)
-    shard = _held_index(location, name, n_chunks)
-    if shard is not None:
-        return shard
-    n_bytes = index_bytes(n_chunks)
-    wanted = n_bytes if location.disk_cache else max(n_bytes, SMALL_SHARD)
+    cache, n_bytes = location.disk_cache, index_bytes(n_chunks)
+    held = None if cache is None else cache.read_tail(_cache_name(location, name), n_bytes)
+    if cache is not None and held is not None:
+        try:
+            return Shard(parse_index(*held, name), held[1])
+        except CorruptError:
+            cache.forget(_cache_name(location, name))
+    wanted = n_bytes if cache else max(n_bytes, SMALL_SHARD)
     try:
         if span is None:
             tail, size = _fetch_tail(location, key, wanted)
@@ -320,19 +318,6 @@ def fetch_chunks(
     return [next(remaining) if data is None else data for data in held]
 
 
-def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
-    """Look up a shard index in the disk cache; damaged copies are removed."""
-    cache = location.disk_cache
-    tail = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
-    if cache is None or tail is None:
-        return None
-    try:
-        return Shard(parse_index(*tail, name), tail[1])
-    except CorruptError:
-        cache.forget(_cache_name(location, name))
-        return None
-
-
 def _cache_name(location: Location, name: str) -> str:
     """Return the cache key of a shard, which includes the server."""
     return f"{location.storage_options.get('aws_endpoint', '')} {name}"
@@ -362,11 +347,6 @@ def cheap_gap(starts: NDArray[np.int64], ends: NDArray[np.int64], most: int) -> 
 
     `starts` and `ends`, (n,), are the ranges, in any order. `most` bytes are fetched in the time of another request;
     the gap is never larger.
-
-    Examples
-    --------
-    >>> cheap_gap(np.array([0, 1_010, 9_000]), np.array([1_000, 2_000, 10_000]), 1 << 20)
-    10
     """
     order = np.argsort(starts)
     gaps = np.sort(np.clip(starts[order][1:] - np.maximum.accumulate(ends[order])[:-1], 0, None))
@@ -405,13 +385,7 @@ def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
 
 
 def hash_shard(pieces: Iterable[Piece]) -> bytes:
-    """Return the length of a shard (uint64, little-endian) and the SHA-256 of its bytes: 40 bytes.
-
-    Examples
-    --------
-    >>> hash_shard([b"ab", b"c"]) == hash_shard([b"abc"])
-    True
-    """
+    """Return the length of a shard (uint64, little-endian) and the SHA-256 of its bytes: 40 bytes."""
     content, n_bytes = hashlib.sha256(), 0
     for piece in pieces:
         content.update(piece)
@@ -425,13 +399,7 @@ def shard_entry(n_bytes: int, sha256: bytes) -> bytes:
 
 
 def shards_below(folder: str, keys: Iterable[str]) -> dict[int, str]:
-    """Return which of some keys are the shards of an array in a folder: number -> key.
-
-    Examples
-    --------
-    >>> shards_below("csr/indices/c", ["csr/indices/c/0", "csr/indices/zarr.json"])
-    {0: 'csr/indices/c/0'}
-    """
+    """Return which of some keys are the shards of an array in a folder: number -> key."""
     below = {key: key.removeprefix(f"{folder}/").partition("/")[0] for key in keys if key.startswith(f"{folder}/")}
     return {int(number): key for key, number in below.items() if number.isdecimal()}
 

@@ -53,8 +53,11 @@ class SourceAccess:
     def __getstate__(self) -> dict[str, object]:
         """Give other processes the answers that are known; whoever would be asked for more may be in this one only."""
         rule = self.rule
-        if rule == "ask" or (callable(rule) and not _is_picklable(rule)):
+        try:
+            pickle.dumps(rule)
+        except (pickle.PicklingError, TypeError, AttributeError):
             rule = _refuse
+        rule = _refuse if rule == "ask" else rule
         return {**vars(self), "rule": rule}
 
     def remember(self, source: str, place: Location) -> None:
@@ -80,8 +83,9 @@ class SourceAccess:
                     self._known[source] = self._decide(source)
         place = self._known[source]
         if place is None:
+            shown = repr(self.rule) if isinstance(self.rule, str) else "<callable>"
             raise StoreError(
-                f"The dataset {dataset!r} is linked to {source}, which may not be read: the atlas was opened with sources={self._shown()}. "
+                f"The dataset {dataset!r} is linked to {source}, which may not be read: the atlas was opened with sources={shown}. "
                 "Open it with sources='allow', or drop the dataset."
             )
         return LinkedSource(place, dataset)
@@ -93,7 +97,17 @@ class SourceAccess:
         return self._copies or frozenset()
 
     def _decide(self, source: str) -> Location | None:
-        place = self._locate(source)
+        if "://" in source:
+            # Credentials are not stored; those of the atlas are tried where both are in stores of one kind.
+            same = self.atlas.uri.startswith(f"{source.partition('://')[0]}://")
+            place = Location(source, self.atlas.storage_options if same else {})
+        elif not self.atlas.is_local:
+            # `recorded_address` names no local file in an atlas that others read from elsewhere.
+            raise StoreError(
+                f"{self.atlas} is linked to the local file {source!r}, which is not read; drop the dataset."
+            )
+        else:
+            place = Location(source if Path(source).is_absolute() else str(self.atlas.path / source))
         if self.rule == "allow":
             return place
         if self.rule == "deny":
@@ -110,33 +124,9 @@ class SourceAccess:
             return Location(place.uri, answered)
         return place if answered is True else None
 
-    def _locate(self, source: str) -> Location:
-        if "://" in source:
-            scheme = source.partition("://")[0]
-            # Credentials are not stored; those of the atlas are tried where both are in stores of one kind.
-            same = self.atlas.uri.startswith(f"{scheme}://")
-            return Location(source, self.atlas.storage_options if same else {})
-        # `recorded_address` names no local file in an atlas that others read from elsewhere.
-        if not self.atlas.is_local:
-            raise StoreError(
-                f"{self.atlas} is linked to the local file {source!r}, which is not read; drop the dataset."
-            )
-        if Path(source).is_absolute():
-            return Location(source)
-        return Location(str(self.atlas.path / source))
-
-    def _shown(self) -> str:
-        return repr(self.rule) if isinstance(self.rule, str) else "<callable>"
-
 
 def copy_path(uid: str, sha256: str) -> str:
-    """Return the path below the Zarr store of the copy of a linked source: a file, or a folder if the original is one.
-
-    Examples
-    --------
-    >>> copy_path("d1", "ab" * 32)
-    'd1/source.abababababababab'
-    """
+    """Return the path below the Zarr store of the copy of a linked source: a file, or a folder if the original is one."""
     return f"{uid}/source.{sha256[:16]}"
 
 
@@ -164,24 +154,11 @@ def _refuse(address: str) -> bool:
     return False
 
 
-def _is_picklable(rule: object) -> bool:
-    try:
-        pickle.dumps(rule)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return False
-    return True
-
-
 def recorded_address(place: AnyPath, atlas: Location) -> str:
     """Return the address of a file as an atlas records it.
 
     A local file below the folder of the atlas or next to it is named relative to the atlas, so that both can be moved
     together. Refused are web addresses that may hold a secret, and local files if the atlas is not local.
-
-    Examples
-    --------
-    >>> recorded_address(Path("/data/x.h5ad"), Location("/data/atlas"))
-    '../x.h5ad'
     """
     location = as_location(place)
     if location.is_web:

@@ -79,24 +79,12 @@ def quote_identifier(name: str) -> str:
 
 
 def equals(column: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
-    """Write the condition that a column holds a value.
-
-    Examples
-    --------
-    >>> equals("uid", "it's")
-    "`uid` = 'it''s'"
-    """
+    """Write the condition that a column holds a value."""
     return comparison(column, "=", value)
 
 
 def comparison(column: str, operator: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
-    """Write the comparison of a column with a value.
-
-    Examples
-    --------
-    >>> comparison("spatial.x", ">=", 1.5)
-    '`spatial`.`x` >= 1.5'
-    """
+    """Write the comparison of a column with a value."""
     return f"{quote_identifier(column)} {operator} {quote_literal(value)}"
 
 
@@ -113,57 +101,27 @@ def in_list(column: str, values: Iterable[Any]) -> str:
 
 
 def is_null(column: str) -> str:
-    """Write the condition that a column has no value.
-
-    Examples
-    --------
-    >>> is_null("global_index")
-    '`global_index` IS NULL'
-    """
+    """Write the condition that a column has no value."""
     return f"{quote_identifier(column)} IS NULL"
 
 
 def is_not_null(column: str) -> str:
-    """Write the condition that a column has a value.
-
-    Examples
-    --------
-    >>> is_not_null("spatial.zarr_group")
-    '`spatial`.`zarr_group` IS NOT NULL'
-    """
+    """Write the condition that a column has a value."""
     return f"{quote_identifier(column)} IS NOT NULL"
 
 
 def all_of(*conditions: str) -> str:
-    """Join conditions that must all hold; none at all holds.
-
-    Examples
-    --------
-    >>> all_of(equals("n", 1), is_null("uid")), all_of()
-    ('(`n` = 1) AND (`uid` IS NULL)', 'TRUE')
-    """
+    """Join conditions that must all hold; none at all holds."""
     return " AND ".join(f"({condition})" for condition in conditions) or "TRUE"
 
 
 def any_of(*conditions: str) -> str:
-    """Join conditions of which one must hold; none at all never holds.
-
-    Examples
-    --------
-    >>> any_of("a", "b"), any_of()
-    ('(a) OR (b)', 'FALSE')
-    """
+    """Join conditions of which one must hold; none at all never holds."""
     return " OR ".join(f"({condition})" for condition in conditions) or "FALSE"
 
 
 def negation(condition: str) -> str:
-    """Write the condition that another one is false.
-
-    Examples
-    --------
-    >>> negation("a = 1")
-    'NOT (a = 1)'
-    """
+    """Write the condition that another one is false."""
     return f"NOT ({condition})"
 
 
@@ -171,11 +129,6 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
     """Write a value as an SQL literal: text, a bool, a number, a datetime or date, or the NumPy scalar of one.
 
     What `plain_value` refuses is refused here, too, and spans of time.
-
-    Examples
-    --------
-    >>> quote_literal("5'-end"), quote_literal(True), quote_literal(0.1), quote_literal(-3)
-    ("'5''-end'", 'TRUE', '0.1', '-3')
     """
     value = plain_value(value)
     # Subclasses come first: a bool is an int, and a datetime is a date.
@@ -275,13 +228,7 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
 
 
 def is_member(column: Target, values: Iterable[Any]) -> str:
-    """Write the condition that a column holds one of some values; no value at all never holds.
-
-    Examples
-    --------
-    >>> is_member(Target("n", pa.int64()), [2, 1.5, 1])
-    '`n` IN (1, 2)'
-    """
+    """Write the condition that a column holds one of some values; no value at all never holds."""
     single = [compare(column, "=", value) for value in values]
     start = f"{column.compared} = "
     # A value that no cell can have became a condition without a literal, and is left out here.
@@ -308,35 +255,17 @@ def value_by_dataset(values: Mapping[str, str | None]) -> str:
 
 
 def is_missing(column: Target) -> str:
-    """Write the condition that a column has no value.
-
-    Examples
-    --------
-    >>> is_missing(Target("n", pa.int64()))
-    '`n` IS NULL'
-    """
+    """Write the condition that a column has no value."""
     return f"{column.sql} IS NULL"
 
 
 def is_present(column: Target) -> str:
-    """Write the condition that a column has a value.
-
-    Examples
-    --------
-    >>> is_present(Target("n", pa.int64()))
-    '`n` IS NOT NULL'
-    """
+    """Write the condition that a column has a value."""
     return f"{column.sql} IS NOT NULL"
 
 
 def text_matches(column: Target, function: str, text: str) -> str:
-    """Write the condition that a text column begins with a text (``starts_with``) or contains it (``contains``).
-
-    Examples
-    --------
-    >>> text_matches(Target("donor", pa.string()), "contains", "D")
-    "contains(`donor`, 'D')"
-    """
+    """Write the condition that a text column begins with a text (``starts_with``) or contains it (``contains``)."""
     if column.family != "text":
         raise QueryError(f"The column {column.name!r} holds {column.type}; {function} needs text.")
     return f"{function}({column.sql}, {quote_literal(text)})"
@@ -399,11 +328,6 @@ def parenthesized(where: str | None) -> str | None:
     """Enclose a filter in parentheses, after checking that nothing in it can close them early.
 
     Lance's parser ignores everything after a complete expression, so ``"n = 1) or so"`` would pass as ``"n = 1"``.
-
-    Examples
-    --------
-    >>> parenthesized("tissue = 'a)' AND (n > 1)")
-    "(tissue = 'a)' AND (n > 1))"
     """
     if where is None:
         return None
@@ -437,13 +361,7 @@ def create_view(name: str, columns: Mapping[str, str], source: str, present: str
 
 
 def create_table(name: str, columns: str = "", source: str = "") -> str:
-    """Return the definition of a temporary table for DuckDB: with some columns and no rows, or with all of a source.
-
-    Examples
-    --------
-    >>> create_table("a", "uid VARCHAR"), create_table("a", source="b")
-    ('CREATE TEMP TABLE "a" (uid VARCHAR)', 'CREATE TEMP TABLE "a" AS FROM b')
-    """
+    """Return the definition of a temporary table for DuckDB: with some columns and no rows, or with all of a source."""
     return f"CREATE TEMP TABLE {_name(name)} " + (f"AS FROM {source}" if source else f"({columns})")
 
 

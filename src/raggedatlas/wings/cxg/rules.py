@@ -51,7 +51,7 @@ _CONVERT = "Write it again, e.g. by raggedatlas convert."
 _TYPED = "Write the column again as float32, int32, uint8 for booleans, or text."
 _JSON = "Write it as JSON text."
 
-_GENERAL = (
+_RULES = (
     Rule("C00", "must", "Every array can be opened and every value decoded: nothing is damaged or truncated.", "Fetch or write the CXG again.", stated=False),
     Rule("C01", "must", "A CXG is a TileDB group.", "Pass the folder with obs, var and X; if the mark of the group was lost in copying, copy it again with hidden and empty files."),
     Rule("C02", "must", "Every dimension is uint32 and begins at 0; the one cell of cxg_group_metadata and uns may be uint64, as in all real files.", _AGAIN),
@@ -60,9 +60,6 @@ _GENERAL = (
     Rule("C05", "practice", "Readers take any filter, order and tile; a tile is no larger than 128 MiB, and no more than 4 Mi cells are one tile of a sparse array, so that parts can be read.", "Write it again with smaller tiles, e.g. by raggedatlas convert."),
     Rule("C06", "should", "The matrix is dense or sparse as its values are: dense from 5 % of non-zero values on, sparse up to 60 %.", "Write it in the other form; raggedatlas convert chooses automatically.", depth="full"),
     Rule("C07", "practice", "Expression values are finite: viewers compute no differences of features with NaN or infinite values.", "Replace them, or leave the features out.", depth="full", stated=False),
-)  # fmt: skip
-
-_ARRAYS = (
     Rule("C10", "must", "obs is a dense array of one axis, the cells, and is completely written.", _AGAIN),
     Rule("C11", "must", "var is a dense array of one axis, the features, and is completely written.", _AGAIN),
     Rule("C12", "must", "Each attribute of obs and var is one named column with one value per row.", "Write each column as an attribute of its own."),
@@ -83,24 +80,15 @@ _ARRAYS = (
     Rule("C27", "must", "uns is an array whose metadata are JSON texts; bytes are never read, since they would have to be unpickled. A group, as in the description of the format, is a matter of practice.", "Write its entries as JSON texts in the metadata of an array."),
     Rule("C28", "must", "Columns are text, 32-bit numbers, codes, or booleans as uint8.", _TYPED),
     Rule("C29", "practice", "spatial in uns is a JSON object of libraries, each with image_properties (resolution, crop_coords, width, height) and scalefactors (spot_diameter_fullres, tissue_hires_scalef), and {} if there is no image: the current Explorer cannot open a CXG with anything else.", _CONVERT, stated=False),
-)  # fmt: skip
-
-_HINTS = (
     Rule("C30", "must", "cxg_schema is a JSON object; index names a column; types are known; categories are unique texts. It is a matter of practice if it is missing, lacks a column, or describes something that is not a column.", "Write cxg_schema as {\"index\": column, column: {\"type\": ...}}."),
     Rule("C31", "must", "Codes are between -1, which is missing, and the last category.", _AGAIN, depth="full"),
     Rule("C32", "practice", "Names in the index of obs and var are unique: of several features with the same name, viewers show one.", "Make them unique, or name another column as the index.", depth="full", stated=False),
-)  # fmt: skip
-
-_MATRIX = (
     Rule("C40", "must", "X has one attribute, which is anonymous.", _AGAIN),
     Rule("C41", "practice", "Only X with two sparse axes, before 0.3.0, has X_col_shift: the current Explorer does not add it and shows other values.", _CONVERT),
     Rule("C42", "must", "There is no X_col_shift with a dense X.", _CONVERT),
     Rule("C43", "must", "X_col_shift has one axis, all features, and one anonymous numeric attribute of the type of X; another type is a matter of practice.", _CONVERT),
     Rule("C44", "must", "Each value is the stored value plus the shift of its column, so every shift is finite.", _AGAIN, depth="full"),
     Rule("C45", "practice", "No X_col_shift is the same as zero for every column, so it does not exist if all are zero.", "Remove X_col_shift.", depth="full"),
-)  # fmt: skip
-
-_METADATA = (
     Rule("C50", "must", "cxg_version exists, is a version, and one of 0.1, 0.2.0 and 0.3.0.", "Set cxg_version to the actual version."),
     Rule("C51", "must", "cxg_properties is a JSON object. title is text and about an http or https address, or null; the Explorer needs them.", _JSON),
     Rule("C52", "practice", "Readers ignore unknown metadata; names that begin with cxg_ are the format's own.", "Rename the key, or correct its spelling."),
@@ -112,7 +100,7 @@ _METADATA = (
 )  # fmt: skip
 
 # Problems are sorted in this order (`Checker.by_rule`), and docs/reference/cxg-rules.md has one row each.
-RULES: dict[str, Rule] = {rule.id: rule for rule in (*_GENERAL, *_ARRAYS, *_HINTS, *_MATRIX, *_METADATA)}
+RULES: dict[str, Rule] = {rule.id: rule for rule in _RULES}
 """Id -> rule, in order."""
 
 _HEAD = """# The rules of a CXG
@@ -164,6 +152,9 @@ class CxgChecker(Checker[str]):
         for name in (name for name, kind in kinds.items() if kind == "array"):
             with self.guarded(name):
                 self.arrays[name] = read_array_info(self.path / name)
+        info = self.arrays.get(GROUP_METADATA)
+        version = None if info is None else info.metadata.get(VERSION)
+        self.version = version if isinstance(version, str) else UNNAMED
 
     def read_json(self, where: str, key: str, rule: str) -> Any:  # noqa: ANN401  (any JSON)
         """Read a JSON object from the metadata of an array; None if it is missing, or not a JSON object, which is reported by `rule`."""
@@ -374,12 +365,12 @@ def check_columns(checker: CxgChecker) -> None:
     for name in (OBS, VAR):
         if name not in checker.arrays:
             continue
-        hints = checker.hints[name] = _hints(checker, name)
+        hints = checker.hints[name] = _check_hints(checker, name)
         for attribute in checker.arrays[name].attributes:
             _check_column(checker, name, attribute, hints)
 
 
-def _hints(checker: CxgChecker, name: str) -> dict[str, Any]:
+def _check_hints(checker: CxgChecker, name: str) -> dict[str, Any]:
     """Read and check cxg_schema; hints that are not objects are returned empty."""
     if HINTS not in checker.arrays[name].metadata:
         checker.report("C30", name, f"it has no {HINTS}.", "practice")
@@ -395,32 +386,29 @@ def _hints(checker: CxgChecker, name: str) -> dict[str, Any]:
     elif index not in columns:
         checker.report("C30", name, f"{HINTS} names {index!r} as the index, which is not a column.")
     for column, hint in values.items():
-        if column != INDEX or isinstance(hint, dict):
-            _check_hint(checker, name, column, hint)
+        where = f"{name}/{column}"
+        if column == INDEX and not isinstance(hint, dict):
+            continue
+        if column not in columns:
+            checker.report("C30", name, f"{HINTS} describes {column!r}, which is not a column.", "practice")
+            continue
+        if not isinstance(hint, dict):
+            checker.report("C30", where, f"its hint is {hint!r:.40}; expected a JSON object.")
+            continue
+        if hint.get("type") not in HINT_TYPES:
+            checker.report("C30", where, f"its hint has the type {hint.get('type')!r}; expected one of {HINT_TYPES}.")
+        categories = hint.get("categories")
+        if categories is None:
+            continue
+        if not isinstance(categories, list):
+            checker.report("C30", where, f"its categories are {categories!r:.40}; expected a list.")
+        elif not all(isinstance(one, str | int | float) for one in categories):
+            checker.report("C30", where, "its categories are neither text nor numbers.")
+        elif len({str(one) for one in categories}) < len(categories):
+            checker.report("C30", where, "its categories are not unique.")
+        elif not all(isinstance(one, str) for one in categories):
+            checker.report("C30", where, "its categories are not all text.", "practice")
     return {column: hint if isinstance(hint, dict) else {} for column, hint in values.items()}
-
-
-def _check_hint(checker: CxgChecker, name: str, column: str, hint: Any) -> None:  # noqa: ANN401
-    where = f"{name}/{column}"
-    if column not in checker.arrays[name].names:
-        checker.report("C30", name, f"{HINTS} describes {column!r}, which is not a column.", "practice")
-        return
-    if not isinstance(hint, dict):
-        checker.report("C30", where, f"its hint is {hint!r:.40}; expected a JSON object.")
-        return
-    if hint.get("type") not in HINT_TYPES:
-        checker.report("C30", where, f"its hint has the type {hint.get('type')!r}; expected one of {HINT_TYPES}.")
-    categories = hint.get("categories")
-    if categories is None:
-        return
-    if not isinstance(categories, list):
-        checker.report("C30", where, f"its categories are {categories!r:.40}; expected a list.")
-    elif not all(isinstance(one, str | int | float) for one in categories):
-        checker.report("C30", where, "its categories are neither text nor numbers.")
-    elif len({str(one) for one in categories}) < len(categories):
-        checker.report("C30", where, "its categories are not unique.")
-    elif not all(isinstance(one, str) for one in categories):
-        checker.report("C30", where, "its categories are not all text.", "practice")
 
 
 def _check_column(checker: CxgChecker, name: str, attribute: ArrayAttribute, hints: dict[str, Any]) -> None:
@@ -434,29 +422,24 @@ def _check_column(checker: CxgChecker, name: str, attribute: ArrayAttribute, hin
             checker.report("C28", where, "its text is bytes or ASCII; expected UTF-8.", "practice")
         return
     if kind == "categorical" and attribute.dtype.kind in "iu":
-        _check_coded(checker, name, attribute, hint or {})
+        # Codes if there are categories, else numbers.
+        if (hint or {}).get("categories") is None:
+            if attribute.dtype in ("int8", "int16"):
+                checker.report("C13", where, f"it has codes of {attribute.dtype}, but {HINTS} lists no categories.")
+            elif attribute.dtype.itemsize == 8:
+                checker.report("C28", where, f"it is {attribute.dtype}.")
+        elif name == VAR:
+            checker.report("C13", where, "it has codes, which no reader decodes in var.", "practice")
+        elif checker.is_old:
+            checker.report("C13", where, f"it has codes, in version {checker.version}.", "practice")
+        elif attribute.dtype not in (*CODE_TYPES, "uint8"):
+            checker.report("C13", where, f"its codes are {attribute.dtype}; expected int8, int16 or int32.", "practice")
     elif kind == "boolean" and attribute.dtype != "uint8":
         checker.report("C28", where, f"it is a boolean stored as {attribute.dtype}; expected uint8.")
     elif attribute.dtype not in NUMBERS:
         small = attribute.dtype in ("int8", "int16", "uint16", "float16")
         if hints or not small:  # without hints codes cannot be told from numbers
             checker.report("C28", where, f"it is {attribute.dtype}.", "practice" if small else None)
-
-
-def _check_coded(checker: CxgChecker, name: str, attribute: ArrayAttribute, hint: dict[str, Any]) -> None:
-    """Check integers that are hinted as categorical: codes if there are categories, else numbers."""
-    where = f"{name}/{attribute.name}"
-    if hint.get("categories") is None:
-        if attribute.dtype in ("int8", "int16"):
-            checker.report("C13", where, f"it has codes of {attribute.dtype}, but {HINTS} lists no categories.")
-        elif attribute.dtype.itemsize == 8:
-            checker.report("C28", where, f"it is {attribute.dtype}.")
-    elif name == VAR:
-        checker.report("C13", where, "it has codes, which no reader decodes in var.", "practice")
-    elif checker.is_old:
-        checker.report("C13", where, f"it has codes, in version {checker.version}.", "practice")
-    elif attribute.dtype not in (*CODE_TYPES, "uint8"):
-        checker.report("C13", where, f"its codes are {attribute.dtype}; expected int8, int16 or int32.", "practice")
 
 
 _SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
@@ -497,22 +480,20 @@ def check_metadata(checker: CxgChecker) -> None:
     properties = _check_properties(checker)
     _check_colors(checker)
     corpora = _check_corpora(checker)
-    _compare(checker, properties or {}, corpora or {})
+    for key, corpora_key in (("title", "title"), ("about", "project_link")):
+        a, b = properties.get(key), corpora.get(corpora_key)
+        if isinstance(a, str) and isinstance(b, str) and a and b and a != b:
+            right = PROPERTIES if checker.version in TITLED_BY_PROPERTIES else CORPORA
+            text = f"{key} is {a!r:.60} in {PROPERTIES} and {b!r:.60} in {CORPORA}; {right} is right."
+            checker.report("C61", GROUP_METADATA, text)
 
 
-def version_of(checker: CxgChecker) -> str:
-    """Return the declared version of a CXG, `UNNAMED` if there is none."""
-    info = checker.arrays.get(GROUP_METADATA)
-    version = None if info is None else info.metadata.get(VERSION)
-    return version if isinstance(version, str) else UNNAMED
-
-
-def _check_properties(checker: CxgChecker) -> dict[str, Any] | None:
+def _check_properties(checker: CxgChecker) -> dict[str, Any]:
     if PROPERTIES not in checker.arrays[GROUP_METADATA].metadata:
         checker.report("C51", GROUP_METADATA, f"it has no {PROPERTIES}.", "practice")
-        return None
-    values: dict[str, Any] | None = checker.read_json(GROUP_METADATA, PROPERTIES, "C51")
-    title, about = (values or {}).get("title"), (values or {}).get("about")
+        return {}
+    values: dict[str, Any] = checker.read_json(GROUP_METADATA, PROPERTIES, "C51") or {}
+    title, about = values.get("title"), values.get("about")
     if title is not None and not isinstance(title, str):
         checker.report("C51", GROUP_METADATA, f"the title is {title!r:.40}; expected text.")
     if about is not None and not _is_address(about):
@@ -549,10 +530,10 @@ def _check_colors(checker: CxgChecker) -> None:
             checker.report("C53", where, f"{wrong[0]!r:.40} is not a colour of the form #RRGGBB.")
 
 
-def _check_corpora(checker: CxgChecker) -> dict[str, Any] | None:
+def _check_corpora(checker: CxgChecker) -> dict[str, Any]:
     values: dict[str, Any] | None = checker.read_json(GROUP_METADATA, CORPORA, "C60")
     if values is None:
-        return None
+        return {}
     # Old schemas keep their number in an object `version`.
     old = values.get("version")
     schema = values.get("schema_version") or (old.get("corpora_schema_version") if isinstance(old, dict) else None)
@@ -568,15 +549,6 @@ def _check_corpora(checker: CxgChecker) -> dict[str, Any] | None:
     if isinstance(default, str) and names and default.removeprefix(OBSM_PREFIX) not in names:
         checker.report("C60", GROUP_METADATA, f"the default embedding {default} does not exist.", "practice")
     return values
-
-
-def _compare(checker: CxgChecker, properties: dict[str, Any], corpora: dict[str, Any]) -> None:
-    for key, corpora_key in (("title", "title"), ("about", "project_link")):
-        a, b = properties.get(key), corpora.get(corpora_key)
-        if isinstance(a, str) and isinstance(b, str) and a and b and a != b:
-            right = PROPERTIES if checker.version in TITLED_BY_PROPERTIES else CORPORA
-            text = f"{key} is {a!r:.60} in {PROPERTIES} and {b!r:.60} in {CORPORA}; {right} is right."
-            checker.report("C61", GROUP_METADATA, text)
 
 
 def _check_uns(checker: CxgChecker) -> None:
@@ -595,15 +567,14 @@ def _check_uns(checker: CxgChecker) -> None:
             except ValueError as error:
                 checker.report("C27", where, f"it is not JSON: {error}.")
                 continue
-            if key == SPATIAL:
-                _check_spatial(checker, values)
+            if key == SPATIAL and not isinstance(values, dict):
+                checker.report("C29", where, f"it is {values!r:.40}; expected a JSON object.")
+            elif key == SPATIAL:
+                _check_libraries(checker, values)
 
 
-def _check_spatial(checker: CxgChecker, libraries: Any) -> None:  # noqa: ANN401  (any JSON)
+def _check_libraries(checker: CxgChecker, libraries: dict[str, Any]) -> None:
     where = f"{UNS}/{SPATIAL}"
-    if not isinstance(libraries, dict):
-        checker.report("C29", where, f"it is {libraries!r:.40}; expected a JSON object.")
-        return
     for name, library in libraries.items():
         if not isinstance(library, dict):
             checker.report("C29", where, f"{name} is {library!r:.40}; expected a library.")

@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.model.ids import integer_ids
 from raggedatlas.store.location import AnyPath
+from raggedatlas.wings.vectors.chunking import find_infinite
 from raggedatlas.wings.vectors.geometry import Axis
 from raggedatlas.wings.vectors.shapes import (
     KINDS,
     SEQUENTIAL,
     Attribute,
-    Attributes,
     Shapes,
     counts_to_offsets,
     object_rows,
     take_attributes,
+    translate_codes,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +49,11 @@ class Capabilities:
     kinds: tuple[str, ...] = KINDS  # geometry types that can be written
     dims: tuple[int, ...] = (2, 3, 4)  # numbers of axes that can be written
     links: bool = True  # whether links are written; links implied by the order of vertices need not be
-    objects: str = "many"  # "many"; "one": joined, without ids; "anonymous": separate, without ids
+    joined: bool = False  # whether all objects become one, without ids
     vertex: tuple[str, ...] | None = None  # names of the attributes that are written; None writes all
     link: tuple[str, ...] | None = None  # likewise
     object: tuple[str, ...] | None = None  # likewise
     strings: bool = True
-    groups: bool = False
     # whether vertex attributes of several channels are a column each, so that they come back as several
     columns: bool = False
     float32: bool = False  # whether positions are written as floats of 32 bits
@@ -78,45 +78,36 @@ class Capabilities:
         elif shapes.links is not None and not self.links:
             yield f"links: {shapes.n_links} are left out"
         yield from self._left_out(shapes)
-        if shapes.ids is not None and self.objects == "one" and shapes.n_objects > 1:
+        if self.joined and shapes.n_objects > 1:
             yield f"objects: {shapes.n_objects} are joined into one"
-        # Also reached where a format of one object gets exactly one: its id is lost unless it is 0.
-        elif (
-            self.objects != "many"
-            and shapes.ids is not None
-            and not np.array_equal(shapes.ids, np.arange(shapes.n_objects))
-        ):
+        elif self.joined and shapes.ids is not None and (shapes.ids != 0).any():
             yield "objects: their ids are left out; they are numbered from 0"
         for family, kept in (("vertex", self.vertex), ("link", self.link), ("object", self.object)):
-            yield from self._attributes(family, getattr(shapes, f"{family}_attributes"), kept)
-        if shapes.groups is not None and not self.groups:
+            for name, attribute in getattr(shapes, f"{family}_attributes").items():
+                if kept is not None and name not in kept:
+                    yield f"{family} attribute {name!r} is left out"
+                elif is_text(attribute) and not self.strings:
+                    yield f"{family} attribute {name!r} is left out: it is text"
+                elif family != "object" and attribute.present is not None and not attribute.present.all():
+                    yield f"{family} attribute {name!r} has rows without a value, which get one"
+        if shapes.groups is not None:
             yield f"groups: {shapes.groups.n_groups} are left out"
         for name, attribute in shapes.vertex_attributes.items() if self.columns else ():
             if attribute.values.ndim == 2:
                 yield f"vertex attribute {name!r} becomes {attribute.n_channels} columns"
         yield from _rounding(shapes) if self.float32 else ()
 
-    def _attributes(self, family: str, attributes: Attributes, kept: tuple[str, ...] | None) -> Iterator[str]:
-        for name, attribute in attributes.items():
-            if kept is not None and name not in kept:
-                yield f"{family} attribute {name!r} is left out"
-            elif is_text(attribute) and not self.strings:
-                yield f"{family} attribute {name!r} is left out: it is text"
-            elif family != "object" and attribute.present is not None and not attribute.present.all():
-                yield f"{family} attribute {name!r} has rows without a value, which get one"
-
     def _left_out(self, shapes: Shapes) -> Iterator[str]:
         """Yield the objects, vertices and links that have no place."""
-        if self.objects == "one" or shapes.ids is None:
+        if self.joined or shapes.ids is None:
             return
         if shapes.offsets[-1] < shapes.n_vertices:
             yield f"vertices: {shapes.n_vertices - shapes.offsets[-1]} of no object are left out"
         kept = self.objects_written(shapes)
         if len(kept) < shapes.n_objects:
             yield f"objects: {shapes.n_objects - len(kept)} with nothing to draw are left out"
-        links = _links_within(shapes) if self.apart else shapes.edges()
-        if not self.apart:
-            links = links[(links < shapes.offsets[-1]).all(1)]
+        edges = shapes.edges()
+        links = _links_within(shapes) if self.apart else edges[(edges < shapes.offsets[-1]).all(1)]
         if self.links and len(links) < shapes.n_links:
             yield f"links: {shapes.n_links - len(links)} between objects, or of none, are left out"
         if self.apart and shapes.kind not in (*SEQUENTIAL, "point_cloud"):
@@ -161,25 +152,12 @@ def is_text(attribute: Attribute) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is an id as it is written: decimal digits without leading zeros, below 2**63.
-
-    Examples
-    --------
-    >>> is_id("7"), is_id("007"), is_id(str(2**63))
-    (True, False, False)
-    """
+    """Return whether a text is an id as it is written: decimal digits without leading zeros, below 2**63."""
     return text.isdecimal() and len(text) < 20 and str(int(text)) == text and int(text) < 2**63
 
 
 def encode_categories(texts: NDArray[Any]) -> Attribute:
-    """Return strings as codes of their sorted categories; None becomes -1.
-
-    Examples
-    --------
-    >>> made = encode_categories(np.array(["b", None, "a"], object))
-    >>> made.values.tolist(), made.metadata["categories"]
-    ([1, -1, 0], ['a', 'b'])
-    """
+    """Return strings as codes of their sorted categories; None becomes -1."""
     there = np.array([text is not None for text in texts], bool)
     categories, codes = np.unique(np.array([str(text) for text in texts[there]], dtype=str), return_inverse=True)
     width: type[np.signedinteger[Any]] = np.int16 if len(categories) < 2**15 else np.int32
@@ -193,10 +171,7 @@ def decode_categories(attribute: Attribute) -> NDArray[Any]:
     """Return the values of an attribute; codes of categories become their strings, or None."""
     if "categories" not in attribute.metadata:
         return attribute.values
-    # Codes out of range, such as -1 for a missing text, select the None at the end.
-    categories = np.array([*attribute.metadata["categories"], None], object)
-    codes = attribute.values.astype(np.int64)
-    return categories[np.where((codes >= 0) & (codes < len(categories) - 1), codes, len(categories) - 1)]
+    return translate_codes(attribute.values, attribute.metadata["categories"], None, object)
 
 
 @contextmanager
@@ -244,9 +219,8 @@ def group_vertices(shapes: Shapes, owner: NDArray[Any], what: str) -> Shapes:
 
 def check_content(shapes: Shapes, what: str) -> None:
     """Raise `ValuesError` for positions that are not finite, and `SourceError` for links to vertices that do not exist."""
-    bad = ~np.isfinite(shapes.positions).all(1) if shapes.positions.dtype.kind == "f" else np.zeros(0, bool)
-    if bad.any():
-        row = int(np.argmax(bad))
+    row = find_infinite(shapes.positions)[0]
+    if row is not None:
         at = int(object_rows(shapes)[row])
         owner = "" if shapes.ids is None or at == shapes.n_objects else f" of object {shapes.ids[at]}"
         raise ValuesError(
@@ -370,7 +344,14 @@ def table_content(
         raise SourceError(
             f"{what} has several columns {', '.join(map(repr, repeated))}; expected different names. Rename them."
         )
-    names = _axis_columns(table.column_names, axes, what)
+    missing = [name for name in axes or () if name not in table.column_names]
+    if missing:
+        raise SourceError(f"{what} has no column {missing[0]!r}; it has {', '.join(table.column_names)}.")
+    names = find_axes(table.column_names) if axes is None else list(axes)
+    if axes is None and not names:
+        raise SourceError(
+            f"{what} has no columns x and y; it has {', '.join(table.column_names)}. Name those of the positions: axes=."
+        )
     positions = np.stack([_numbers(table, name, what) for name in names], 1)
     owner = objects or (OBJECT_ID if OBJECT_ID in table.column_names else None)
     if owner is not None and owner not in table.column_names:
@@ -466,28 +447,8 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def _axis_columns(names: Sequence[str], requested: Sequence[str] | None, what: str) -> list[str]:
-    if requested is not None:
-        missing = [name for name in requested if name not in names]
-        if missing:
-            raise SourceError(f"{what} has no column {missing[0]!r}; it has {', '.join(names)}.")
-        return list(requested)
-    found = find_axes(names)
-    if not found:
-        raise SourceError(
-            f"{what} has no columns x and y; it has {', '.join(names)}. Name those of the positions: axes=."
-        )
-    return found
-
-
 def find_axes(names: Sequence[str]) -> list[str]:
-    """Return the columns of positions among the names of all columns; none if they have no usual names.
-
-    Examples
-    --------
-    >>> find_axes(["x", "y", "X_location", "y_location"])
-    ['X_location', 'y_location']
-    """
+    """Return the columns of positions among the names of all columns; none if they have no usual names."""
     # Reversed, so that the first of names that differ only in case is taken.
     lower = {name.lower(): name for name in reversed(names)}
     for x, y, z in AXIS_NAMES:
@@ -549,30 +510,20 @@ def _attribute(table: "pa.Table", name: str, what: str) -> Attribute:
             )
         return Attribute(np.asarray(column.to_numpy()))
     if pa.types.is_dictionary(kind):
-        coded = _categories(column)
-        if coded is not None:
-            return coded
+        # Chunks, e.g. of different row groups, may have different dictionaries.
+        combined = column.unify_dictionaries().combine_chunks()
+        names = combined.dictionary.to_pylist()
+        is_text_kind = pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+        # A dictionary of texts stays as it is, order and unused categories included: a gene without a transcript was
+        # measured too. Others are left to `encode_categories`, which makes distinct texts of them.
+        if is_text_kind and None not in names and len(set(names)) == len(names):
+            width = np.int16 if len(names) < 2**15 else np.int32
+            # Wide first: indices may be unsigned, which cannot hold -1.
+            codes = np.asarray(combined.indices.cast(pa.int64()).fill_null(-1)).astype(width)
+            metadata = {"encoding": "dictionary", "categories": names, "ordered": kind.ordered, "_FillValue": -1}
+            return Attribute(codes, metadata=metadata)
         column = column.cast(kind.value_type)
     return encode_categories(np.array(column.cast(pa.string()).to_pylist(), object))
-
-
-def _categories(column: "pa.ChunkedArray") -> Attribute | None:
-    """Return a dictionary of texts as it is, order and unused categories included: a gene without a transcript was measured too."""
-    import pyarrow as pa
-
-    # Chunks, e.g. of different row groups, may have different dictionaries.
-    combined = column.unify_dictionaries().combine_chunks()
-    names = combined.dictionary.to_pylist()
-    if not (pa.types.is_string(column.type.value_type) or pa.types.is_large_string(column.type.value_type)):
-        return None
-    # Left to `encode_categories`, which makes distinct texts of them.
-    if None in names or len(set(names)) < len(names):
-        return None
-    width = np.int16 if len(names) < 2**15 else np.int32
-    # Wide first: indices may be unsigned, which cannot hold -1.
-    codes = np.asarray(combined.indices.cast(pa.int64()).fill_null(-1)).astype(width)
-    metadata = {"encoding": "dictionary", "categories": names, "ordered": column.type.ordered, "_FillValue": -1}
-    return Attribute(codes, metadata=metadata)
 
 
 def _first_null(column: Any) -> int:  # noqa: ANN401  (an Arrow column)

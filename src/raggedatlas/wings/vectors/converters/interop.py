@@ -8,13 +8,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.wings.vectors.converters.content import split_channels
 from raggedatlas.wings.vectors.libraries import load_library
-from raggedatlas.wings.vectors.shapes import (
-    SEQUENTIAL,
-    Shapes,
-    each_object,
-    object_rows,
-    take_objects,
-)
+from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Shapes, each_object, object_rows, take_objects
 
 PART, RING, ORDER = "part", "ring", "order"
 """Vertex attributes: polygon of the object, ring of the polygon (0 is the outer one), and place in the object."""
@@ -56,16 +50,6 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
             process=False,
         )
     return result
-
-
-def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:
-    """Return the links as rows of vertices, including those that follow from the order."""
-    if shapes.kind in SEQUENTIAL:
-        owner = object_rows(shapes)
-        # Vertices of no object come last, as those of one more object; they get no links.
-        first = np.flatnonzero((owner[1:] == owner[:-1]) & (owner[1:] < len(shapes.offsets) - 1))
-        return np.stack([first, first + 1], 1)
-    return shapes.edges()
 
 
 def to_geopandas(shapes: Shapes, *, crs: Any = None) -> Any:  # noqa: ANN401  (a GeoDataFrame)
@@ -136,7 +120,7 @@ def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
                 shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
             )
         else:
-            edges = vertex_edges(take_objects(shapes, np.array([row])))
+            edges = take_objects(shapes, np.array([row])).edges()
             geometries[row] = shapely.MultiLineString(list(part[edges]))
     return geometries
 

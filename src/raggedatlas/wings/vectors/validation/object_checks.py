@@ -26,7 +26,7 @@ from raggedatlas.wings.vectors.storage.cross_links import (
     parse_segment,
 )
 from raggedatlas.wings.vectors.storage.zarr_reader import ChunkArray, VlenArray, read_array, read_array_bytes
-from raggedatlas.wings.vectors.validation.chunk_checks import check_column
+from raggedatlas.wings.vectors.validation.chunk_checks import check_attributes
 from raggedatlas.wings.vectors.validation.metadata_checks import check_bytes, check_channels, dtype_of
 from raggedatlas.wings.vectors.validation.rules import LevelSummary, Place, StoreChecker
 
@@ -347,19 +347,14 @@ def _check_records(checker: StoreChecker, place: Place, level: LevelSummary, del
     for name in checker.children(Place(level.number, family)):
         own = Place(level.number, f"{family}/{name}/{place.family.rpartition('/')[2]}")
         with checker.guarded(own):
-            _check_record_column(checker, own, n_links)
-
-
-def _check_record_column(checker: StoreChecker, place: Place, n_links: int) -> None:
-    """Check the rows of one attribute of records."""
-    block = checker.block(place)
-    raw = read_array_bytes(checker.files, f"{place.path}/data")
-    dtype = dtype_of(block)
-    if raw is None or dtype is None:
-        return
-    size = dtype.itemsize * int(np.prod((block.get("shape") or [1])[1:], dtype=np.int64))
-    if raw.size != size * n_links:
-        checker.report("V088", place, f"it has {raw.size / max(size, 1):g} rows; expected {n_links:,}.")
+            facts = checker.block(own)
+            raw = read_array_bytes(checker.files, f"{own.path}/data")
+            dtype = dtype_of(facts)
+            if raw is None or dtype is None:
+                continue
+            size = dtype.itemsize * int(np.prod((facts.get("shape") or [1])[1:], dtype=np.int64))
+            if raw.size != size * n_links:
+                checker.report("V088", own, f"it has {raw.size / max(size, 1):g} rows; expected {n_links:,}.")
 
 
 def _check_streams(checker: StoreChecker, place: Place, level: LevelSummary, delta: int) -> None:
@@ -379,14 +374,8 @@ def _check_streams(checker: StoreChecker, place: Place, level: LevelSummary, del
     n_links = int(counts.clip(0).sum())
     if isinstance(block.get("num_links"), int) and block["num_links"] != n_links and (counts >= 0).all():
         checker.report("V055", place, f"num_links is {block['num_links']}; the chunks have {n_links}.")
-    _check_attributes(checker, place, keys, counts)
-
-
-def _check_attributes(checker: StoreChecker, place: Place, keys: NDArray[np.int64], n_links: NDArray[np.int64]) -> None:
-    """Check the attributes of links, given the number of links of each chunk."""
-    tail = place.family.split("/", 1)[1]
-    for name in checker.children(Place(place.resolution, "link_attributes")):
-        check_column(checker, Place(place.resolution, f"link_attributes/{name}/{tail}"), "V082", keys, n_links)
+    tail = "/" + place.family.split("/", 1)[1]
+    check_attributes(checker, Place(level.number, "link_attributes"), "V082", keys, counts, tail)
 
 
 def _check_family(checker: StoreChecker, place: Place, level: LevelSummary, delta: int) -> None:
@@ -449,5 +438,6 @@ def _check_segment(
             bounds, record = counts_to_offsets(np.array([len(rows)])), np.arange(len(rows))
             segment = OffsetSegment(offsets, keys[i : i + 1], bounds, rows.astype(np.int64), record, ordered)
             _check_ends(checker, own, *decode_cross_links(segment, scales, "a cell"), level, delta)
-    _check_attributes(checker, place, keys, counts)
+    tail = "/" + place.family.split("/", 1)[1]
+    check_attributes(checker, Place(level.number, "link_attributes"), "V082", keys, counts, tail)
     return counts

@@ -67,13 +67,8 @@ def validate(location: Address, level: int | str = 5) -> Problems:
     if not place.holds_files():
         raise NotFoundError(f"{place.uri} does not exist; check the path.")
     checker = StoreChecker(StoreFiles(place), depth)
-    if check_root(checker):
-        _check_levels(checker)
-    return checker.by_rule()
-
-
-def _check_levels(checker: StoreChecker) -> None:
-    """Check every level, then the links of each, then all levels together."""
+    if not check_root(checker):
+        return checker.by_rule()
     numbers: list[int] = []
     with checker.guarded(Place()):
         numbers = checker.files.levels()
@@ -98,7 +93,7 @@ def _check_levels(checker: StoreChecker) -> None:
             readable.append((number, facts))
     # From here on chunks are read. Some rules of level 2, e.g. V043 and V050, are checked only below.
     if checker.depth < 3:
-        return
+        return checker.by_rule()
     for number, facts in readable:
         with checker.guarded(Place(number)):
             checker.levels[number] = walk_level(checker, number, facts)
@@ -109,3 +104,4 @@ def _check_levels(checker: StoreChecker) -> None:
             check_cross_links(checker, seen)
             check_kind(checker, seen)
     check_pyramid(checker)
+    return checker.by_rule()

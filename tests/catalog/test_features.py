@@ -27,7 +27,7 @@ from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of, find_column, metadata_columns
 from raggedatlas.model.ids import feature_uids, layout_uid
 from raggedatlas.store.location import Location
-from support.atlases import SPACE, small_anndata, write_dataset
+from support.atlases import SPACE, small_anndata
 
 Two = tuple[Catalog, str, str]
 VALUES = st.lists(st.sampled_from("abcdefg"), unique=True).map(tuple)
@@ -360,11 +360,3 @@ def test_values_fit_exactly_or_not_at_all() -> None:
     number, text = CellColumn("n", pa.int64(), ColumnFacts("n", "")), CellColumn("n", pa.string(), ColumnFacts("n", ""))
     assert column_conflict(pa.field("n", pa.float64()), number) is None
     assert "string" in str(column_conflict(pa.field("n", pa.int64()), text))
-
-
-def test_a_third_dataset_brings_its_columns(two: Two) -> None:
-    """A later dataset's columns are null before it and its genes count on."""
-    catalog = two[0]
-    write_dataset(catalog, "c", ["A", "E"], np.ones((3, 2), "u1"), {"score": [0.5, None, 1.0]})
-    rows = catalog.tables.read(CELLS, ["score"]).column(0).to_pylist()
-    assert rows == [None] * 50 + [0.5, None, 1.0]

@@ -1,12 +1,11 @@
 """Mirrors: `sync` copies what snapshots reach, only what differs, and the target never shows a part."""
 
 import datetime as dt
-import errno
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,26 +151,6 @@ def test_a_call_that_dies_shows_the_mirror_as_it_was(
         assert [p for p in validate(there, "deep") if p.level == "must"] == [], n
         copy(catalog, place)
         assert_equal(catalog, place)
-
-
-@pytest.mark.long
-def test_a_full_disk_is_an_error_and_the_next_call_completes(
-    grown: tuple[Catalog, Location], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names the file; no temporary file is left."""
-    catalog, target = grown
-
-    def full(location: Location, key: str) -> Iterator[bytes]:
-        yield b"half"
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mirror, "read_blocks", full)
-        with pytest.raises(StoreError, match="No space left"):
-            copy(catalog, target)
-    assert list(target.path.rglob("*.tmp")) == []
-    copy(catalog, target)
-    assert_equal(catalog, target)
 
 
 _LIMITED = """

@@ -84,25 +84,6 @@ def test_another_thread_may_remove_what_is_looked_up(two: Two) -> None:
 
 
 @pytest.mark.long
-def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
-    """Clean-up of all versions that nobody names leaves every snapshot as it was, however old."""
-    catalog, first, _ = two
-    records = [snapshots.snapshot(catalog)]
-    before = {1: catalog.at(records[0]).tables.read(CELLS)}
-    for i in range(3):
-        write_dataset(catalog, f"more{i}", ["A", f"G{i}"], MATRIX)
-        records.append(snapshots.snapshot(catalog))
-        before[i + 2] = catalog.at(records[-1]).tables.read(CELLS)
-    assets.drop_dataset(catalog, first)
-    optimization.optimize(catalog)
-    maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
-    for record in snapshots.list_versions(catalog):
-        view = catalog.at(record)
-        assert view.tables.read(CELLS).equals(before[record.version])
-        assert not validation.validate(view, "deep")
-
-
-@pytest.mark.long
 def test_numbers_rise_by_one_even_when_nothing_changed(two: Two) -> None:
     """Every snapshot is recorded, with the next number and its tag on every table."""
     catalog = two[0]

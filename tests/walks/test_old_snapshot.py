@@ -68,20 +68,6 @@ def test_an_old_snapshot_reads_equal(tmp_path: Path, clean: Callable[[str], None
         assert unnamed[table] not in there
 
 
-def test_an_untagged_version_would_rot(tmp_path: Path) -> None:
-    """Without its tags the same snapshot is lost to the same clean-up, and the error names the table."""
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "old.atlas"))
-    atlas.add(small_anndata(1), "first", organism="human")
-    record = atlas.checkout(atlas.snapshot("then")).record
-    atlas.add(small_anndata(2), "second", organism="human")
-    atlas.optimize()
-    for table in record.table_versions:
-        atlas._catalog.tables.untag(table, record.tag)
-    clean_by_lance(atlas.uri)
-    with pytest.raises(ra.AtlasError, match=r"table '\w+' at version"):
-        ra.RaggedAtlas.open(atlas.uri).checkout("then").query().to_anndata()
-
-
 CLEANED = """
 import sys
 from raggedatlas import RaggedAtlas

@@ -190,17 +190,6 @@ def test_a_query_makes_few_requests(remote: Remote, three: Path) -> None:
     assert cost(remote.proxy, lambda: query.count("dataset")) <= 2
 
 
-@pytest.mark.long
-def test_the_first_query_opens_tables_side_by_side(remote: Remote, three: Path) -> None:
-    """The latency of an object store is not paid once for each table."""
-    remote.upload(three)
-    query = ra.RaggedAtlas.checkout_latest(remote.uri, storage_options=remote.options).query().limit(1)
-    remote.proxy.latency, remote.proxy.most_at_once = 0.05, 0
-    query.to_anndata()
-    # One dataset, whose arrays are two at most.
-    assert remote.proxy.most_at_once >= 4
-
-
 def waits(remote: Remote, action: Callable[[], object], latency: float = 0.3) -> tuple[int, int]:
     """Count the requests of an action at a store with latency: one after the other, and all."""
     remote.proxy.forget()
@@ -306,17 +295,3 @@ def test_a_sample_of_many_datasets_waits_for_few_requests(remote: Remote, tmp_pa
 
     # Long beside what the server takes for 64 requests, so that those under way at once are counted as such.
     assert waits(remote, sample, latency=4.0)[0] <= 25
-
-
-@pytest.mark.nightly
-def test_groups_are_read_side_by_side(remote: Remote, three: Path) -> None:
-    """The latency of an object store is not paid once for each group: several requests are under way at once."""
-    remote.upload(three)
-    query = ra.RaggedAtlas.checkout_latest(remote.uri, storage_options=remote.options).query()
-    before = query.to_anndata()
-    # Small shards are kept with their indexes, so a second read would request none.
-    process_cache("indexes").entries.clear()
-    remote.proxy.latency, remote.proxy.most_at_once = 0.05, 0
-    after = query.to_anndata()
-    assert remote.proxy.most_at_once > 1
-    np.testing.assert_array_equal(before.X.toarray(), after.X.toarray())

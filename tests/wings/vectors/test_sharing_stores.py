@@ -2,9 +2,8 @@
 
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -90,16 +89,3 @@ def test_a_pickled_store_is_opened_again(layout: str, tmp_path: Path) -> None:
     place.rename(tmp_path / "elsewhere")
     with pytest.raises(NotFoundError):
         pickle.loads(packed)
-
-
-@pytest.mark.nightly
-def test_another_process_reads_a_store_it_was_given(tmp_path: Path) -> None:
-    """A spawned process gets the store by pickle and reads the same."""
-    store = open_vectors(stored(tmp_path, "0.9"))
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert pool.submit(print_of_box, store).result() == print_of_box(store)
-
-
-def print_of_box(store: VectorStore) -> tuple[bytes, ...]:
-    """Read a box."""
-    return print_of(store.box([-3] * 3, [2] * 3))

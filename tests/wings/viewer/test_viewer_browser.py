@@ -254,18 +254,6 @@ def test_search_finds_columns_genes_values_and_cells(page: Browser, scene: Scene
     page.run("viewer.clear()")
 
 
-@pytest.mark.nightly
-def test_light_and_dark_are_pictures_of_the_same(page: Browser, tmp_path: Path) -> None:
-    """Both looks draw the plot and the panel: many colours, on a light or a dark ground."""
-    image = pytest.importorskip("PIL.Image")
-    for theme, (low, high) in {"light": (240, 256), "dark": (0, 40)}.items():
-        page.run(f"viewer.theme('{theme}')")
-        drawn = np.asarray(image.open(page.picture(tmp_path / f"{theme}.png")).convert("RGB"))
-        assert low <= drawn[620, 700].mean() < high
-        assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > 100
-    page.run("viewer.theme('light')")
-
-
 def test_a_served_page_fetches_parts_and_genes_from_its_server_only(scene: Scene, browser: Browser) -> None:
     """With the policy of the server the page works, and asks for a gene when it is coloured by."""
     with ViewerServer(scene) as server:

@@ -253,12 +253,3 @@ def test_blocks_make_no_difference(numbers: list[int], cuts: list[int], kind: ty
 def test_other_numbers_have_another_hash(one: list[int], other: list[int], kind: type) -> None:
     """Equal numbers in equal order have equal hashes; others, also of another order or length, have others."""
     assert (hashed(np.array(one, kind)) == hashed(np.array(other, kind))) is (one == other)
-
-
-@given(HASHED.filter(lambda numbers: len(set(numbers)) > 1), st.randoms())
-def test_order_counts(numbers: list[int], random) -> None:  # noqa: ANN001
-    """The same numbers in another order have another hash."""
-    shuffled = list(numbers)
-    random.shuffle(shuffled)
-    values = hashed(np.array(numbers)), hashed(np.array(shuffled))
-    assert (values[0] == values[1]) is (shuffled == numbers)

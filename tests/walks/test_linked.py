@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from anndata.tests.helpers import assert_equal
@@ -71,25 +70,6 @@ def equal(found: Any, expected: Any) -> None:
                 if isinstance(values, np.ndarray) and values.dtype.kind == "f":
                     group[key] = np.nan_to_num(values)
     assert_equal(found, expected, exact=True)
-
-
-def test_a_file_of_few_bytes(tmp_path: Path) -> None:
-    """The two ends that are hashed overlap where a file is shorter than both."""
-    counts = np.array([[0, 2, 0], [1, 0, 3]], "i4")
-    with h5py.File(tmp_path / "few.h5", "w", libver="latest") as file:
-        file["matrix/data"], file["matrix/indices"] = np.array([2, 1, 3], "i4"), np.array([1, 0, 2], "i8")
-        file["matrix/indptr"], file["matrix/shape"] = np.array([0, 1, 3], "i8"), np.array([3, 2], "i4")
-        file["matrix/barcodes"] = np.array([b"A-1", b"B-1"])
-        genes, kind = np.array([b"G1", b"G2", b"G3"]), np.full(3, b"Gene Expression")
-        for name, values in {"id": genes, "name": genes, "feature_type": kind, "genome": genes}.items():
-            file[f"matrix/features/{name}"] = values
-    assert (tmp_path / "few.h5").stat().st_size < 8192
-    atlas = ra.RaggedAtlas.create(tmp_path / "atlas")
-    atlas.add(tmp_path / "few.h5", organism="human", copy=False)
-    atlas.optimize()
-    assert [*atlas.validate("deep")] == []
-    found = atlas.checkout(atlas.snapshot()).dataset("few").to_anndata().X
-    np.testing.assert_array_equal(found.toarray(), counts)
 
 
 @pytest.mark.filterwarnings("ignore:Support for Awkward")

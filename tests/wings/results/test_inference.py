@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
-from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
+from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, SourceError, StoreError
 from raggedatlas.wings.results import batch_writer, infer, infer_part
 from raggedatlas.wings.results.commands import result_folder
 from raggedatlas.wings.viewer.scene import match_ids
@@ -87,18 +87,6 @@ def test_more_parts_than_cells(small: Any, tmp_path: Path) -> None:
     assert list(found.ids()) == small.uids[:2]
 
 
-def test_a_missing_part_is_not_committed(small: Any, tmp_path: Path) -> None:
-    """The commit of a run is refused while one of its parts is not written, and nothing is visible."""
-    writer = ResultDatasetWriter(tmp_path / "r")
-    parts = writer.parts(2)
-    infer_part(f"{HERE}:sums", small.query, parts[0], 2)
-    with pytest.raises(ConflictError, match="not finished"):
-        writer.commit()
-    infer_part(f"{HERE}:sums", small.query, parts[1], 2)
-    writer.commit()
-    assert list(ResultDataset({}, tmp_path / "r").ids()) == small.uids
-
-
 @pytest.mark.nightly
 def test_options_inputs_and_names(small: Any, tmp_path: Path) -> None:
     """A class is made with its options, gets what `inputs` chooses, and a tuple of outputs takes the given names."""
@@ -123,8 +111,6 @@ def test_results_say_where_they_come_from(small: Any, tmp_path: Path) -> None:
     assert "tissue" in facts["atlas:query"]
     assert str(small.folder) in (tmp_path / "r" / "original_dataset_config.toml").read_text()
 
-
-Refused = tuple[Callable[[Any], Any], str]
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.command import ask
 
 import raggedatlas as ra
 from raggedatlas import errors
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
-from raggedatlas.cli.commands import app
 from raggedatlas.formats.anndata import RULES as ANNDATA_RULES
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
@@ -102,7 +101,7 @@ def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
 def run_command(command: str) -> None:
     """Run one line of a shell block in this process, with the patterns of file names filled in as a shell does."""
     words = [path for word in shlex.split(command, comments=True)[1:] for path in (sorted(glob(word)) or [word])]  # noqa: PTH207
-    done = CliRunner().invoke(app, words)
+    done = ask(*words)
     assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
 
 

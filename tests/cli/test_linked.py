@@ -1,20 +1,12 @@
 """Linked datasets as people see them: in listings, `info` and `explain`, and the commands that move their values."""
 
-import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from tests.command import ask, done, read
 
 import raggedatlas as ra
-from raggedatlas.cli.commands import app
 from support.atlases import small_anndata
-
-
-def run(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture
@@ -30,15 +22,23 @@ def place(tmp_path: Path) -> Path:
 
 def test_they_are_marked(place: Path) -> None:
     """`ls` has their addresses, `info` their files; neither says anything of files where none is linked."""
-    assert [row["linked"] for row in json.loads(run("ls", place, "--json"))] == ["../d1.h5ad", ""]
-    assert run("ls", place).splitlines()[0].split() == ["name", "cells", "features", "layers", "linked", "added", "uid"]
-    (source,) = json.loads(run("info", place, "--json"))["linked files"]
+    assert [row["linked"] for row in read("ls", place)] == ["../d1.h5ad", ""]
+    assert done("ls", place).splitlines()[0].split() == [
+        "name",
+        "cells",
+        "features",
+        "layers",
+        "linked",
+        "added",
+        "uid",
+    ]
+    (source,) = read("info", place)["linked files"]
     assert (source["address"], source["n_datasets"]) == ("../d1.h5ad", 1)
     assert source["n_bytes"] == (place.parent / "d1.h5ad").stat().st_size
-    assert "../d1.h5ad" in run("info", place)
-    run("materialize", place)
-    assert "linked" not in run("ls", place).splitlines()[0]
-    assert "linked" not in run("info", place)
+    assert "../d1.h5ad" in done("info", place)
+    done("materialize", place)
+    assert "linked" not in done("ls", place).splitlines()[0]
+    assert "linked" not in done("info", place)
 
 
 def test_explain_says_what_comes_from_their_files(place: Path) -> None:
@@ -58,22 +58,22 @@ def test_they_are_copied_and_moved(place: Path) -> None:
     """`materialize` names what it copied, `relink` the new address."""
     moved = place.parent / "moved.h5ad"
     (place.parent / "d1.h5ad").rename(moved)
-    assert json.loads(run("relink", place, "d1", moved, "--json")) == {"dataset": "d1", "linked": "../moved.h5ad"}
-    assert json.loads(run("materialize", place, "d1", "--json")) == {"copied": ["d1"]}
-    assert "No dataset is linked." in run("materialize", place)
+    assert read("relink", place, "d1", moved) == {"dataset": "d1", "linked": "../moved.h5ad"}
+    assert read("materialize", place, "d1") == {"copied": ["d1"]}
+    assert "No dataset is linked." in done("materialize", place)
 
 
 def test_a_mirror_gets_the_files_and_sources_may_be_refused(place: Path) -> None:
     """`sync --values`; `--sources deny` reads none, and `ask` takes no answer where nobody is there; `relink --full-hash` names the same file."""
-    run("snapshot", place)
-    run("sync", place, place.parent / "mirror", "--values")
-    assert json.loads(run("relink", place, "d1", "--full-hash", "--json")) == {"dataset": "d1", "linked": "../d1.h5ad"}
+    done("snapshot", place)
+    done("sync", place, place.parent / "mirror", "--values")
+    assert read("relink", place, "d1", "--full-hash") == {"dataset": "d1", "linked": "../d1.h5ad"}
     target = place.parent / "out.h5ad"
     for rule in ("deny", "ask"):
-        refused = CliRunner().invoke(app, ["export", str(place), str(target), "--sources", rule])
+        refused = ask("export", place, target, "--sources", rule)
         assert (refused.exit_code, "may not be read" in refused.output) == (1, True)
     (place.parent / "d1.h5ad").unlink()
-    run("export", place.parent / "mirror", target, "--sources", "deny")
+    done("export", place.parent / "mirror", target, "--sources", "deny")
     assert target.exists()
 
 
@@ -83,11 +83,11 @@ def test_columns_are_linked_and_rows_copied(place: Path) -> None:
     adata.X = adata.X.tocsc()
     file = place.parent / "d3.h5ad"
     adata.write_h5ad(file)
-    refused = CliRunner().invoke(app, ["add", str(place), str(file), "--link", "--link-columns"])
+    refused = ask("add", place, file, "--link", "--link-columns")
     assert (refused.exit_code, "--link copies no rows" in refused.output) == (2, True)
-    run("add", place, file, "--link-columns")
-    assert [row["linked"] for row in json.loads(run("ls", place, "--json"))] == ["../d1.h5ad", "", "../d3.h5ad"]
-    assert json.loads(run("materialize", place, "d3", "--json")) == {"copied": ["d3"]}
-    run("drop", place, "d3")
-    run("add", place, file, "--link")
-    assert json.loads(run("materialize", place, "d3", "--json")) == {"copied": ["d3"]}
+    done("add", place, file, "--link-columns")
+    assert [row["linked"] for row in read("ls", place)] == ["../d1.h5ad", "", "../d3.h5ad"]
+    assert read("materialize", place, "d3") == {"copied": ["d3"]}
+    done("drop", place, "d3")
+    done("add", place, file, "--link")
+    assert read("materialize", place, "d3") == {"copied": ["d3"]}

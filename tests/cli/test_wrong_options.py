@@ -16,8 +16,8 @@ import h5py
 import numpy as np
 import pytest
 import typer
+from tests.command import ask
 from typer.models import ArgumentInfo
-from typer.testing import CliRunner
 
 import raggedatlas as ra
 import raggedatlas.wings.results
@@ -93,7 +93,7 @@ def options() -> Iterator[Option]:
 
 def refusal(*words: object, codes: tuple[int, ...] = (1, 2)) -> str:
     """Run a command that must be refused, and return the one line that says so."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = ask(*words)
     assert result.exit_code in codes, (words, result.exit_code, result.output, result.exception)
     lines = [line for line in result.stderr.splitlines() if line.startswith("raggedatlas: ")]
     assert len(lines) == 1, (words, result.stderr)
@@ -387,7 +387,7 @@ def test_validation_and_repair_give_advice_as_commands(place: Path, tmp_path: Pa
     own = shutil.copytree(place / "atlas", tmp_path / "atlas")
     shutil.rmtree(next(path for path in (own / "zarr_store").glob("*/gene_expression")))
     for words in (["validate", own, "--level", "rows"], ["repair", own]):
-        said = CliRunner().invoke(app, [str(word) for word in words]).stdout
+        said = ask(*words).stdout
         assert "raggedatlas " in said or words[0] == "validate", said
         assert not PYTHON.search(said), said
         assert "drop_dataset(" not in said, said

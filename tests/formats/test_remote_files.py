@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -17,10 +16,9 @@ import scipy.sparse as sp
 from anndata.tests.helpers import assert_equal
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from tests.command import done
 
 import raggedatlas as ra
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.anndata import inspect, validate
 from raggedatlas.store.copies import local_copy, upload
@@ -430,17 +428,11 @@ def test_the_commands_take_addresses(files: Path, bucket: Bucket, tmp_path: Path
     """``add``, ``validate``, ``inspect`` and ``convert`` read and write an object store with ``--storage-option``."""
     options = [word for key, value in bucket.options.items() for word in ("--storage-option", f"{key}={value}")]
     uri = f"{bucket.uri}/pbmc68k_reduced.h5ad"
-    atlas, runner = str(tmp_path / "a"), CliRunner()
-
-    def call(*words: Any) -> str:
-        result = runner.invoke(app, [str(word) for word in words])
-        assert result.exit_code == 0, (words, result.output)
-        return result.output
-
-    call("create", atlas)
-    assert "pbmc68k_reduced" in call("add", atlas, uri, *options)
-    assert "pbmc68k_reduced.h5ad" in call("inspect", uri, "--depth", "1", *options)
-    assert call("validate", uri, *options) == call("validate", files / "pbmc68k_reduced.h5ad")
-    call("convert", uri, f"{bucket.uri}/command.zarr", "-l", "X", *options)
-    call("convert", f"{bucket.uri}/command.zarr", tmp_path / "back.h5ad", *options)
+    atlas = tmp_path / "a"
+    done("create", atlas)
+    assert "pbmc68k_reduced" in done("add", atlas, uri, *options)
+    assert "pbmc68k_reduced.h5ad" in done("inspect", uri, "--depth", "1", *options)
+    assert done("validate", uri, *options) == done("validate", files / "pbmc68k_reduced.h5ad")
+    done("convert", uri, f"{bucket.uri}/command.zarr", "-l", "X", *options)
+    done("convert", f"{bucket.uri}/command.zarr", tmp_path / "back.h5ad", *options)
     assert ra.read(tmp_path / "back.h5ad").shape == (300, 765)

@@ -13,11 +13,10 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from tests.command import ask
 
 import raggedatlas as ra
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, QueryError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.modalities import sum_dtype
@@ -289,7 +288,7 @@ def test_the_command_takes_the_mapping(atlas: ra.RaggedAtlas) -> None:
     place = atlas.checkout("linked")._catalog.location.uri
     asked = ["query", place, "--explain", "--at", "linked", "--layers", "counts"]
     for words, columns in (([], 3), (["--identity", "plain"], 6), (["--on-merge", "apart"], 6)):
-        result = CliRunner().invoke(app, [*asked, *words])
+        result = ask(*asked, *words)
         assert f" {columns} columns (union)" in result.stdout, result.output
 
 

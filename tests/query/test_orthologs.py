@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
+from tests.command import done, refused
 
 import raggedatlas as ra
 from raggedatlas.catalog.features import find_orthologs
 from raggedatlas.catalog.genes import put_tables
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.accessions import ORTHOLOGS_SCHEMA, GeneTable, GeneTableInfo
 
@@ -211,16 +210,9 @@ def test_the_command_asks_by_orthologs(atlas: ra.RaggedAtlas, tmp_path: Path) ->
     """`query` and `export` take --orthologs, and `genes orthologs` lists the pairs."""
     where = atlas._catalog.location.uri.removeprefix("file://")
     asked = ["--at", "with", "-f", "TAB1", "--orthologs", "human"]
-    run = CliRunner().invoke(app, ["query", where, *asked, "--explain"])
-    assert run.exit_code == 0, run.output
-    assert "1 columns are genes of human" in run.output
+    assert "1 columns are genes of human" in done("query", where, *asked, "--explain")
     path = tmp_path / "x.h5ad"
-    run = CliRunner().invoke(app, ["export", where, str(path), *asked])
-    assert run.exit_code == 0, run.output
+    done("export", where, path, *asked)
     assert ad.read_h5ad(path).varm["measured"].to_numpy().sum() == 3
-    run = CliRunner().invoke(app, ["genes", "orthologs", where, "human", "--at", "with"])
-    assert run.exit_code == 0, run.output
-    assert "one2many" in run.output
-    run = CliRunner().invoke(app, ["query", where, "--at", "without", "--orthologs", "human"])
-    assert run.exit_code == 1
-    assert "no table of orthologs of 'human'" in run.output
+    assert "one2many" in done("genes", "orthologs", where, "human", "--at", "with")
+    assert "no table of orthologs of 'human'" in refused("query", where, "--at", "without", "--orthologs", "human")

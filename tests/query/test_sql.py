@@ -1,6 +1,5 @@
 """SQL on a snapshot: the views are what queries give, whatever the statement asks of them, and nothing else can be read."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
+from tests.command import done
+from tests.command import read as read_json
 
 import raggedatlas as ra
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import CorruptError, FeatureError, QueryError, StoreError
 from support.atlases import GENES, make_modelled, small_anndata
 
@@ -226,20 +225,14 @@ def test_rows_come_as_they_are_read(view: ra.AtlasView) -> None:
         view.sql("SELECT CASE WHEN i < 300000 THEN 1 ELSE 'a'::INT END FROM range(400000) t(i)")
 
 
-def run(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 @pytest.mark.parametrize("read", [pd.read_csv, pd.read_parquet])
 def test_the_command_answers(view: ra.AtlasView, tmp_path: Path, read: Callable[[Path], Any]) -> None:
     """As a table, JSON, CSV or file."""
     statement = "SELECT dataset, count(*) AS n FROM cells GROUP BY 1 ORDER BY 1"
-    assert "two" in run("sql", view.uri, statement)
+    assert "two" in done("sql", view.uri, statement)
     expected = [{"dataset": "one", "n": N}, {"dataset": "two", "n": N}]
-    assert json.loads(run("sql", view.uri, statement, "--json")) == expected
-    assert run("sql", view.uri, statement, "--csv").splitlines() == ['"dataset","n"', f'"one",{N}', f'"two",{N}']
+    assert read_json("sql", view.uri, statement) == expected
+    assert done("sql", view.uri, statement, "--csv").splitlines() == ['"dataset","n"', f'"one",{N}', f'"two",{N}']
     target = tmp_path / f"out.{read.__name__.removeprefix('read_')}"
-    run("sql", view.uri, statement, "--output", target)
+    done("sql", view.uri, statement, "--output", target)
     assert read(target).to_dict("records") == expected

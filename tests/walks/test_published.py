@@ -28,11 +28,10 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from tests import command
 
 import raggedatlas as ra
 from raggedatlas.catalog import mirror, published, publishing
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import (
     ArgumentError,
     AtlasError,
@@ -163,15 +162,11 @@ def test_commands_take_addresses(folder: Path, server: WebServer, tmp_path: Path
             ["sql", "SELECT count(*) AS n FROM cells"],
             ["export", str(tmp_path / f"{len(address)}.h5ad")],
         ):  # fmt: skip
-            ran = CliRunner().invoke(app, [words[0], address, *words[1:]])
-            assert ran.exit_code == 0, (words, ran.output)
+            command.done(words[0], address, *words[1:])
         # It is opened as an atlas, and not taken for a file.
-        ran = CliRunner().invoke(app, ["visualize", address, "--output", str(tmp_path / "x.html")])
-        assert "has no embedding to show" in ran.output
-        ran = CliRunner().invoke(app, ["drop", address, "anndata"])
-        assert ran.exit_code == 1
-    ran = CliRunner().invoke(app, ["clone", f"{server.address}@v1", str(tmp_path / "mine"), "--dataset", "anndata-2"])
-    assert ran.exit_code == 0, ran.output
+        assert "has no embedding to show" in command.ask("visualize", address, "--output", tmp_path / "x.html").output
+        assert command.ask("drop", address, "anndata").exit_code == 1
+    command.done("clone", f"{server.address}@v1", tmp_path / "mine", "--dataset", "anndata-2")
     assert len(ra.RaggedAtlas.open(tmp_path / "mine").list_datasets()) == 1
 
 
@@ -299,9 +294,7 @@ def test_a_published_atlas_is_not_verified_in_part(folder: Path) -> None:
     """What an earlier call found sound cannot be skipped: the tags of members are those of the index, whatever became of the packs."""
     with pytest.raises(ArgumentError, match="incremental=True has no effect for a published atlas"):
         ra.open(folder).verify(incremental=True)
-    refused = CliRunner().invoke(app, ["verify", str(folder), "--incremental"])
-    assert refused.exit_code == 1
-    assert "--incremental has no effect" in refused.stderr
+    assert "--incremental has no effect" in command.refused("verify", folder, "--incremental")
 
 
 def test_nothing_is_written_into_a_published_atlas(folder: Path, server: WebServer) -> None:

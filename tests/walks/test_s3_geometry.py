@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
 from raggedatlas.store.location import Location
 from raggedatlas.wings.vectors import validate
@@ -130,7 +128,7 @@ def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> N
     options = [f"--storage-option={key}={value}" for key, value in remote.options.items()]
 
     def ask(*words: str) -> Any:
-        return CliRunner().invoke(app, [*words, *options])
+        return ask(*words, *options)
 
     address = f"{remote.uri}/mesh.zv"
     sound = ask("validate", address, "--level", "conformance")

@@ -1,6 +1,5 @@
 """CXG in the atlas and on the command line: added, queried, written, converted in every direction."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from tests.command import ask, done, read, refused
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink, open_source
@@ -20,11 +18,6 @@ from reading import dense, read_element
 from support import cxg_files
 from support.atlases import small_anndata
 from support.cxg_files import VALUES, write_cxg
-
-
-def ask(*words: object) -> Any:
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.mark.long
@@ -106,8 +99,7 @@ def test_the_command_converts_to_and_fro(given: Path, tmp_path: Path) -> None:
     found = detect(tmp_path / "a.cxg")
     assert (found.version, found.layout) == ("0.2.0", "dense")
     assert ask("convert", tmp_path / "a.cxg", tmp_path / "b.zarr").exit_code == 0
-    part = ask("convert", tmp_path / "b.zarr", tmp_path / "c.h5ad", "-w", "cell_type = 'B'", "-f", "GENE3")
-    assert part.exit_code == 0, part.stderr
+    done("convert", tmp_path / "b.zarr", tmp_path / "c.h5ad", "-w", "cell_type = 'B'", "-f", "GENE3")
     back, source = ad.read_h5ad(tmp_path / "c.h5ad"), ad.read_h5ad(given)
     chosen = source[source.obs["cell_type"] == "B", ["GENE3"]]
     np.testing.assert_array_equal(dense(back.X), dense(chosen.X))
@@ -117,9 +109,7 @@ def test_the_command_converts_to_and_fro(given: Path, tmp_path: Path) -> None:
 
 def test_the_command_tells_in_json(given: Path, tmp_path: Path) -> None:
     """With --json the losses stand in the one document, and nothing is said beside it."""
-    said = ask("convert", given, tmp_path / "a.cxg", "--json")
-    assert said.exit_code == 0, said.stderr
-    told = json.loads(said.stdout)
+    told = read("convert", given, tmp_path / "a.cxg")
     assert told["path"] == str(tmp_path / "a.cxg")
     assert {"key": "obs/n_genes", "fate": "converted", "what": "int64 is written as int32"} in told["losses"]
 
@@ -128,10 +118,9 @@ def test_the_command_tells_in_json(given: Path, tmp_path: Path) -> None:
 def test_the_command_computes_an_embedding(tmp_path: Path, data_dir: Path) -> None:
     """A 10x file has no embedding: refused with the way out, and written with one."""
     run = data_dir / "lung_C144.h5"
-    refused = ask("convert", run, tmp_path / "a.cxg")
-    assert refused.exit_code == 1
-    assert "C22" in refused.stderr
-    assert "--compute-embedding pca" in refused.stderr
+    said = refused("convert", run, tmp_path / "a.cxg")
+    assert "C22" in said
+    assert "--compute-embedding pca" in said
     assert not (tmp_path / "a.cxg").exists()
     assert ask("convert", run, tmp_path / "a.cxg", "--compute-embedding", "pca").exit_code == 0
     assert detect(tmp_path / "a.cxg").embeddings == ("pca",)
@@ -139,9 +128,9 @@ def test_the_command_computes_an_embedding(tmp_path: Path, data_dir: Path) -> No
 
 def test_the_command_refuses_what_would_be_lost(given: Path, tmp_path: Path, data_dir: Path) -> None:
     """With --strict a file that a CXG does not hold is refused, with exit code 1; options of a CXG for another target are a fault of usage."""
-    refused = ask("convert", data_dir / "pbmc68k_reduced.h5ad", tmp_path / "a.cxg", "--strict")
-    assert refused.exit_code == 1
-    assert "lost: obsp/connectivities" in refused.stderr
+    lost = ask("convert", data_dir / "pbmc68k_reduced.h5ad", tmp_path / "a.cxg", "--strict")
+    assert lost.exit_code == 1
+    assert "lost: obsp/connectivities" in lost.stderr
     assert not (tmp_path / "a.cxg").exists()
     said = ask("convert", given, tmp_path / "a.zarr", "--strict", "--title", "x")
     assert said.exit_code == 2
@@ -158,12 +147,9 @@ def test_the_command_has_the_choices_of_the_library(given: Path, tmp_path: Path)
     adata.var["other"] = [f"other {i}" for i in range(adata.n_vars)]
     adata.obsm["X_second"] = adata.obsm["X_umap"] + 1
     adata.write_h5ad(tmp_path / "all.h5ad")
-    refused = ask("convert", tmp_path / "all.h5ad", tmp_path / "a.cxg")
-    assert refused.exit_code == 1
-    assert "C28: obs column 'wide'" in refused.stderr
+    assert "C28: obs column 'wide'" in refused("convert", tmp_path / "all.h5ad", tmp_path / "a.cxg")
     words = ["--sparse", "--x", "layers/twice", "--embedding", "X_second", "--var-index", "other", "--sort-categories"]
-    said = ask("convert", tmp_path / "all.h5ad", tmp_path / "a.cxg", *words, "--wide-integers", "text")
-    assert said.exit_code == 0, said.stderr
+    done("convert", tmp_path / "all.h5ad", tmp_path / "a.cxg", *words, "--wide-integers", "text")
     found = detect(tmp_path / "a.cxg")
     assert (found.layout, found.embeddings) == ("split", ("second",))
     source = open_source(tmp_path / "a.cxg")
@@ -188,9 +174,7 @@ def test_the_command_reads_what_it_is_told_to(tmp_path: Path) -> None:
     cxg_files.set_meta(path / "cxg_group_metadata", cxg_version="0.4.0")
     cxg_files.set_meta(path / "uns", spatial=b"pickled")
     for words, way in (((), "--cxg-version"), (("--cxg-version", "0.3.0"), "--no-uns")):
-        refused = ask("convert", path, tmp_path / "a.h5ad", *words)
-        assert refused.exit_code == 1
-        assert way in refused.stderr
+        assert way in refused("convert", path, tmp_path / "a.h5ad", *words)
     assert ask("convert", path, tmp_path / "a.h5ad", "--cxg-version", "0.3.0", "--no-uns").exit_code == 0
     np.testing.assert_array_equal(dense(ad.read_h5ad(tmp_path / "a.h5ad").X), VALUES)
     assert ask("convert", tmp_path / "a.h5ad", tmp_path / "b.h5ad", "--no-uns").exit_code == 1
@@ -202,8 +186,7 @@ def test_a_snapshot_is_exported_by_command(given: Path, tmp_path: Path) -> None:
     atlas = RaggedAtlas.create(tmp_path / "atlas")
     atlas.add(given)
     atlas.snapshot()
-    said = ask("export", tmp_path / "atlas", tmp_path / "b.cxg", "--where", "cell_type = 'B'", "--title", "B cells")
-    assert said.exit_code == 0, said.stderr
+    done("export", tmp_path / "atlas", tmp_path / "b.cxg", "--where", "cell_type = 'B'", "--title", "B cells")
     cells = ad.read_h5ad(given).obs.query("cell_type == 'B'")
     assert sorted(read_element(tmp_path / "b.cxg", "obs")["cell_name"]) == sorted(cells.index)
     assert read_element(tmp_path / "b.cxg", "uns/title") == "B cells"

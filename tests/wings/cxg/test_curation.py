@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from typer.testing import CliRunner
+from tests.command import ask
 
 import raggedatlas as ra
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, SourceError, ValuesError
 from raggedatlas.wings.cxg.curation import PROGRAM, REQUIRED_OBS, VARIABLE, validate_schema
 
@@ -69,7 +68,7 @@ def test_findings_of_the_program_are_problems(tmp_path: Path, monkeypatch: pytes
         ("should", "Only raw data was found."),
         ("must", "'title' in 'uns' is not present."),
     ]
-    result = CliRunner().invoke(app, ["validate", str(tmp_path / "a.h5ad"), "--schema", "cellxgene"])
+    result = ask("validate", tmp_path / "a.h5ad", "--schema", "cellxgene")
     assert result.exit_code == 1
     assert "'title' in 'uns' is not present." in result.output
     monkeypatch.setenv(VARIABLE, program(tmp_path, "exit 0"))

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.command import ask
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.wings.cxg import explorer, inspect, validate
 from raggedatlas.wings.cxg.explorer import (
@@ -308,7 +307,7 @@ def test_the_command_prepares_without_serving(tmp_path: Path) -> None:
     """With --prepare-only a CXG is written where --output says, and no cellxgene is needed; selections are for atlases."""
 
     def run(*words: str) -> Any:
-        return CliRunner().invoke(app, ["serve", *words])
+        return ask("serve", *words)
 
     done = run(REAL, "--prepare-only", "-o", str(tmp_path / "x.cxg"), "--json")
     assert json.loads(done.stdout) == {"path": str(tmp_path / "x.cxg"), "made": True}

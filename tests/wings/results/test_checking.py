@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from tests.command import ask
 
 import raggedatlas as ra
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.wings.results import save_to_database
 from raggedatlas.wings.results.folder import CHECKSUMS
@@ -136,13 +135,13 @@ def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
 def test_the_command_validates_results(tmp_path: Path) -> None:
     """``validate RESULTS`` compares every byte: exit code 0 where all is well, 1 with the file named where not, 2 for a level of others."""
     folder = written(tmp_path)
-    said = CliRunner().invoke(app, ["validate", str(folder)])
+    said = ask("validate", folder)
     assert (said.exit_code, said.stdout) == (0, "Nothing is wrong (deep).\n")
     for path in (folder / "lance_db" / "results.lance" / "data").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    said = CliRunner().invoke(app, ["validate", str(folder), "--json"])
+    said = ask("validate", folder, "--json")
     assert said.exit_code == 1
     assert json.loads(said.stdout)[0]["path"].startswith("lance_db/results.lance/data/")
-    said = CliRunner().invoke(app, ["validate", str(folder), "--level", "rows"])
+    said = ask("validate", folder, "--level", "rows")
     assert said.exit_code == 2
     assert "quick or deep" in said.stderr

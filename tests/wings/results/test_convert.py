@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from tests.command import ask, done
 
 from raggedatlas import InferenceDataSet, ResultDataset, ResultDatasetWriter, convert_results, load_results_dataset
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import (
     AtlasError,
     CorruptError,
@@ -276,13 +275,12 @@ def test_a_killed_conversion(tmp_path: Path, step: str) -> None:
 def test_the_command(tmp_path: Path) -> None:
     """C60, C64: the command converts and says so, or complains in one line with exit code 1."""
     folder, _, _ = run_of(tmp_path / "run")
-    said = CliRunner().invoke(app, ["convert_results", "--results-dir", str(folder)])
-    assert said.exit_code == 0, said.stderr
-    assert "Converted 12 results of shape (2, 3) and dtype float32 from 3 .npy files" in said.stdout
-    assert "unchanged" in said.stdout
+    said = done("convert_results", "--results-dir", folder)
+    assert "Converted 12 results of shape (2, 3) and dtype float32 from 3 .npy files" in said
+    assert "unchanged" in said
     again = ["convert_results", "--results-dir", str(folder), "--json"]
-    refused = CliRunner().invoke(app, again)
+    refused = ask(*again)
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
-    said = CliRunner().invoke(app, [*again, "--overwrite", "--spot-check", "3", "--promote"])
-    assert (json.loads(said.stdout)["n_verified"], json.loads(said.stdout)["dtype"]) == (3, "float32")
-    assert CliRunner().invoke(app, ["convert_results"]).exit_code == 2
+    said = json.loads(done(*again, "--overwrite", "--spot-check", "3", "--promote"))
+    assert (said["n_verified"], said["dtype"]) == (3, "float32")
+    assert ask("convert_results").exit_code == 2

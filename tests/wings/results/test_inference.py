@@ -112,7 +112,6 @@ def test_results_say_where_they_come_from(small: Any, tmp_path: Path) -> None:
     assert str(small.folder) in (tmp_path / "r" / "original_dataset_config.toml").read_text()
 
 
-
 @pytest.mark.parametrize(
     ("model", "said"),
     [

@@ -14,9 +14,8 @@ import shapely
 from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from tests.command import ask
 
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import ArgumentError, DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.wings.vectors.builder import ChunkingOptions
 from raggedatlas.wings.vectors.converters.content import Content, decode_categories
@@ -194,7 +193,7 @@ def test_stores_are_told_from_other_folders(tmp_path: Path) -> None:
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["convert", *words])
+    return ask("convert", *words)
 
 
 @pytest.mark.long

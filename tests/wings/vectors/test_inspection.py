@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from tests.command import ask, done, read
 
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.wings.vectors import inspect
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
@@ -58,19 +57,15 @@ def test_the_commands_tell_a_store_by_what_lies_there(tmp_path: Path) -> None:
     """`inspect` and `validate` take a geometry store as they take files: text, JSON, levels, and 1 where a must is broken."""
     path = tmp_path / "lines"
     write(make_geometry(ALL["streamline"](), ChunkingOptions(chunk_shape=EDGE)), path)
-    run = CliRunner().invoke
-    shown = run(app, ["inspect", str(path)])
-    assert shown.exit_code == 0
-    assert "zarr-vectors 0.9.2" in shown.output
-    assert json.loads(run(app, ["inspect", str(path), "--json"]).output)["types"] == ["streamline"]
-    good = run(app, ["validate", str(path)])
-    assert (good.exit_code, good.output.strip()) == (0, "Nothing is wrong (pyramid).")
+    assert "zarr-vectors 0.9.2" in done("inspect", path)
+    assert read("inspect", path)["types"] == ["streamline"]
+    assert done("validate", path).strip() == "Nothing is wrong (pyramid)."
     node = json.loads((path / "0/zarr.json").read_text())
     node["attributes"]["zarr_vectors_level"]["vertex_count"] = 41
     (path / "0/zarr.json").write_text(json.dumps(node))
-    bad = run(app, ["validate", str(path), "--json"])
+    bad = ask("validate", path, "--json")
     assert bad.exit_code == 1
     assert [(p["rule"], p["resolution"]) for p in json.loads(bad.output)] == [("V098", 0)]
-    assert run(app, ["validate", str(path), "--level", "structure"]).exit_code == 0
-    assert run(app, ["validate", str(path), "--level", "quick"]).exit_code == 2
-    assert run(app, ["fix", str(path), str(tmp_path / "x")]).exit_code == 2
+    done("validate", path, "--level", "structure")
+    assert ask("validate", path, "--level", "quick").exit_code == 2
+    assert ask("fix", path, tmp_path / "x").exit_code == 2

@@ -13,11 +13,10 @@ import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 from pyarrow import parquet
-from typer.testing import CliRunner
+from tests.command import ask, done, refused
 
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import CELLS as CELL_TABLE
-from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError, StoreError
 from raggedatlas.wings.results.data_request import HyraxDataset
 from raggedatlas.wings.results.dataset import ResultDataset
@@ -187,11 +186,9 @@ def test_a_layer_is_of_genes_only(name: str, layered: Any) -> None:
 def test_the_command_colours_a_result_by_a_layer(layered: Any, tmp_path: Path) -> None:
     """``visualize ... --color GENE --layer X`` writes the page; a layer that no dataset has is refused with those there are."""
     words = ["visualize", layered.uri, "map", "--color", "LYZ", "-o", str(tmp_path / "x.html")]
-    said = CliRunner().invoke(app, [*words, "--layer", "X"])
-    assert said.exit_code == 0, said.stderr
-    said = CliRunner().invoke(app, [*words, "--layer", "spliced", "--overwrite"])
-    assert said.exit_code == 1
-    assert "['counts', 'X']" in said.stderr or "['X', 'counts']" in said.stderr
+    done(*words, "--layer", "X")
+    said = refused(*words, "--layer", "spliced", "--overwrite")
+    assert "['counts', 'X']" in said or "['X', 'counts']" in said
 
 
 @pytest.mark.long
@@ -283,7 +280,7 @@ def test_the_command_shows_a_file(words: list[str], said: str, tmp_path: Path) -
     with warnings.catch_warnings(action="ignore"):
         donor_file(1, GENES, ["#ff0000", "#00ff00"]).write_h5ad(tmp_path / "cells.h5ad")
     out = tmp_path / "x.html"
-    done = CliRunner().invoke(app, ["visualize", str(tmp_path / "cells.h5ad"), *words, "-o", str(out)])
+    done = ask("visualize", str(tmp_path / "cells.h5ad"), *words, "-o", out)
     assert said in done.stderr
     assert (done.exit_code == 0) == out.exists() == (said == "")
     assert done.stderr.count("\n") <= 1
@@ -297,8 +294,7 @@ def test_the_command_adds_embeddings(tmp_path: Path) -> None:
     place = str(tmp_path / "a.atlas")
     for words in (["create", place], ["add", place, str(tmp_path / "cells.h5ad"), "--embedding", "X_umap=map"], ["snapshot", place],
                   ["visualize", place, "map", "-o", str(tmp_path / "x.html")]):  # fmt: skip
-        said = CliRunner().invoke(app, words)
-        assert said.exit_code == 0, said.output
+        done(*words)
 
 
 def test_an_embedding_that_nobody_named_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,9 +316,7 @@ def test_an_embedding_that_nobody_named_is_read_once(tmp_path: Path, monkeypatch
 def test_a_file_is_not_opened_as_an_atlas(verb: list[str], tmp_path: Path) -> None:
     """A verb of an atlas says that a file is none, not what a library could not do inside of it."""
     (tmp_path / "cells.h5ad").write_bytes(b"")
-    said = CliRunner().invoke(app, [verb[0], str(tmp_path / "cells.h5ad"), *verb[1:]])
-    assert said.exit_code == 1
-    assert "is a file, and an atlas is a folder" in said.stderr
+    assert "is a file, and an atlas is a folder" in refused(verb[0], tmp_path / "cells.h5ad", *verb[1:])
 
 
 def test_a_column_of_vectors_is_shown(tmp_path: Path) -> None:
@@ -538,7 +532,7 @@ def test_the_command_tells_vitessce_where_it_is_served(snapshot: Any, tmp_path: 
     place = [snapshot.query().catalog.location.uri, "umap"]
     for address in ("https://cells.example/maps/", "https://cells.example/maps"):
         asked = ["visualize", *place, "-o", str(tmp_path / "x.vitessce"), "--address", address, "--overwrite"]
-        assert CliRunner().invoke(app, asked).exit_code == 0
+        done(*asked)
         config = json.loads((tmp_path / "x.vitessce" / CONFIG).read_text("utf-8"))
         assert config["datasets"][0]["files"][0]["url"] == f"https://cells.example/maps/{CELLS}"
 
@@ -582,17 +576,12 @@ def test_the_command_writes_a_page(snapshot: Any, tmp_path: Path) -> None:
     """``visualize`` writes what its options name, and says a refusal in one line."""
     out = tmp_path / "x.html"
     words = ["visualize", snapshot.uri, "umap", "-o", str(out), "--color", "cell_type", "--gene", "LYZ", "--where", "cell_type = 'B'", "--json"]  # fmt: skip
-    said = CliRunner().invoke(app, words)
-    assert said.exit_code == 0, said.output
-    assert json.loads(said.stdout) == {"path": str(out)}
+    assert json.loads(done(*words)) == {"path": str(out)}
     manifest = json.loads(out.read_text("utf-8").split('id="manifest">')[1].split("</script>")[0])
     assert manifest["color"] == "cell_type"
     assert manifest["n"] < N
     assert [gene["name"] for gene in manifest["genes"]] == ["LYZ"]
-    said = CliRunner().invoke(app, words)
-    assert said.exit_code == 1
-    assert said.stderr.count("\n") == 1
-    assert "--overwrite" in said.stderr
+    assert "--overwrite" in refused(*words)
 
 
 def test_the_command_serves_until_it_is_stopped(snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -603,7 +592,7 @@ def test_the_command_serves_until_it_is_stopped(snapshot: Any, monkeypatch: pyte
 
     pages = []
     monkeypatch.setattr(ViewerServer, "wait", lambda server: pages.append(urlopen(server.url).read()))
-    said = CliRunner().invoke(app, ["view", snapshot.uri, "umap", "--no-browser", "--title", "Blood", "--json"])
+    said = ask("view", snapshot.uri, "umap", "--no-browser", "--title", "Blood", "--json")
     assert said.exit_code == 0, said.output
     assert json.loads(said.stdout)["url"].startswith("http://127.0.0.1:")
     assert b"<title>Blood</title>" in pages[0]
@@ -612,6 +601,4 @@ def test_the_command_serves_until_it_is_stopped(snapshot: Any, monkeypatch: pyte
 
 def test_the_command_refuses_lance_results_alone(results: ResultDataset, tmp_path: Path) -> None:
     """C57: a folder of Lance results without an atlas is refused in one line."""
-    said = CliRunner().invoke(app, ["visualize", str(tmp_path / "results"), "-o", str(tmp_path / "x.html")])
-    assert said.exit_code == 1
-    assert "raggedatlas view" in said.stderr
+    assert "raggedatlas view" in refused("visualize", tmp_path / "results", "-o", tmp_path / "x.html")

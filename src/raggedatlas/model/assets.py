@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
@@ -172,6 +172,13 @@ def mark_result(field: pa.Field, uid: str, name: str) -> pa.Field:
     return field.with_metadata({**(field.metadata or {}), RESULT_KEY: uid.encode(), RESULT_NAME_KEY: name.encode()})
 
 
+class Corners(NamedTuple):
+    """Least and greatest corner of a box."""
+
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
+
+
 class GeometryRecord(AssetRecord):
     """One geometry store whose objects are cells of the atlas.
 
@@ -205,10 +212,9 @@ class GeometryRecord(AssetRecord):
         return sum(self.cells_of.values())
 
     @property
-    def extent(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def extent(self) -> Corners:
         """`bounds`, read."""
-        corners = tuple[tuple[float, ...], tuple[float, ...]]
-        return read_json(corners, self.bounds, self.table, self.uid, "bounds")
+        return read_json(Corners, self.bounds, self.table, self.uid, "bounds")
 
     @property
     def linked(self) -> dict[str, str]:

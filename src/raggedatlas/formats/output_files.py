@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -24,7 +24,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.formats.containers import filter_available
-from raggedatlas.formats.element_writer import write_any
+from raggedatlas.formats.element_writer import write_element
 from raggedatlas.store.byte_filters import deflate, shuffle
 from raggedatlas.store.codecs import EncodedChunks
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, submit, warnings_as
@@ -49,7 +49,8 @@ class PageFlusher:
         if self._pending >= STEP_BYTES and (self._running is None or self._running.done()):
             self._join()
             self._pending = 0
-            self._running = submit(_sync, self._file.fileno())
+            # macOS has no fdatasync.
+            self._running = submit(getattr(os, "fdatasync", os.fsync), self._file.fileno())
 
     def write(self, at: int, left: memoryview) -> None:
         """Write bytes at an offset, and note them."""
@@ -82,11 +83,6 @@ class PageFlusher:
         if self._running is not None:
             self._running.result()
             self._running = None
-
-
-def _sync(file: int) -> None:
-    # macOS has no fdatasync.
-    getattr(os, "fdatasync", os.fsync)(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +155,6 @@ def compression_of(asked: str | None) -> Compression:
         levels = f"levels 1 to {most}" if most else "no levels"
         raise SourceError(f"There is no compression {asked!r}; {name} has {levels}, as in 'gzip:4'.")
     return make(int(text) if colon else usual)
-
-
-def require_plugin(compression: Compression) -> None:
-    """Raise if the HDF5 plugin of a compression is not installed."""
-    if compression.plugin and not filter_available(compression.plugin):
-        raise MissingExtraError(
-            f"HDF5 files with {compression.name} need a plugin, to write as to read them; install raggedatlas[plugins]."
-        )
 
 
 def _zstd(level: int) -> Compression:
@@ -299,20 +287,18 @@ class ChunkAppender(Appender):
         starts = range(0, len(rows), step)
         n_batches = max(1, min(len(starts), 2 * DECODE_THREADS))
         batches = [starts[i::n_batches] for i in range(n_batches)]
-        encoded = dict(
-            pair for batch in map_decode(lambda batch: self._encoded_chunks(rows, batch), batches) for pair in batch
-        )
+
+        def encode(batch: range) -> list[tuple[int, Any]]:
+            chunks = ((at, _whole_chunk(rows[at : at + step], self._chunks).reshape(-1)) for at in batch)
+            if self._compress is None:
+                return [(at, flat.view(np.uint8)) for at, flat in chunks]
+            return [(at, self._compress(shuffle(flat))) for at, flat in chunks]
+
+        encoded = dict(pair for batch in map_decode(encode, batches) for pair in batch)
         beyond = (0,) * (len(self._chunks) - 1)
         for at in starts:
             self.array.id.write_direct_chunk((start + at, *beyond), encoded[at])
             self._writeback.note(len(encoded[at]))
-
-    def _encoded_chunks(self, rows: NDArray[Any], batch: range) -> list[tuple[int, Any]]:
-        return [(at, self._chunk(rows[at : at + self._chunks[0]])) for at in batch]
-
-    def _chunk(self, rows: NDArray[Any]) -> Any:  # noqa: ANN401  (any buffer)
-        flat = _whole_chunk(rows, self._chunks).reshape(-1)
-        return flat.view(np.uint8) if self._compress is None else self._compress(shuffle(flat))
 
 
 class ShardAppender(Appender):
@@ -347,7 +333,12 @@ class ShardAppender(Appender):
         del start  # chunks are appended in order
         step = self._chunk_shape[0]
         rows = np.ascontiguousarray(rows, self.array.dtype.newbyteorder("<"))
-        self._encoded_chunks += map_decode(lambda at: self._chunk(rows[at : at + step]), range(0, len(rows), step))
+
+        def encode(at: int) -> bytes:
+            chunk = _whole_chunk(rows[at : at + step], self._chunk_shape)
+            return chunk.tobytes() if self._encode is None else bytes(self._encode(chunk))
+
+        self._encoded_chunks += map_decode(encode, range(0, len(rows), step))
         self._sync(self._per_file)
 
     def _sync(self, least: int) -> None:
@@ -367,10 +358,6 @@ class ShardAppender(Appender):
                 file.writelines(pieces)
             self._n_files += 1
 
-    def _chunk(self, rows: NDArray[Any]) -> bytes:
-        rows = _whole_chunk(rows, self._chunk_shape)
-        return rows.tobytes() if self._encode is None else bytes(self._encode(rows))
-
 
 def _whole_chunk(rows: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     # Chunks are stored with their full size, also at the end of the array.
@@ -387,38 +374,8 @@ TILE_CHUNKS = 4
 """Such chunks that are one of Zarr 2, which has a file for each: about as large as those of zarr-python."""
 
 
-class OutputFile(Protocol):
-    """A tree that is being written out of sight.
-
-    One that is `in_memory` takes any name, and elements as they are read.
-    """
-
-    path: Path
-    in_memory: bool
-
-    def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
-        """Return a group, created if necessary, with these encoding attributes."""
-        ...
-
-    def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Create an array to append to; a shape of None is one axis of unknown length. All rows of a known shape must be written."""
-        ...
-
-    def element(self, path: str, value: Any) -> None:  # noqa: ANN401
-        """Write a complete element."""
-        ...
-
-    def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
-        """Close the file, check the complete one and rename it to its final path."""
-        ...
-
-    def discard(self) -> None:
-        """Remove the temporary file or folder."""
-        ...
-
-
 class Hdf5Output:
-    """An HDF5 file that is being written; `path` is its final path.
+    """An HDF5 file that is being written out of sight; `path` is its final path.
 
     `compression` is that of the larger arrays, as `compression_of` takes it. `userblock` bytes are kept free at the
     front, for the header that MuData files carry.
@@ -430,7 +387,10 @@ class Hdf5Output:
         import h5py
 
         self._compression = compression_of(compression)
-        require_plugin(self._compression)
+        if self._compression.plugin and not filter_available(self._compression.plugin):
+            raise MissingExtraError(
+                f"HDF5 files with {self._compression.name} need a plugin, to write as to read them; install raggedatlas[plugins]."
+            )
         self.path, self._overwrite = path, overwrite
         self._hidden = partial_path(path, overwrite=overwrite)
         with writable(path):
@@ -442,7 +402,7 @@ class Hdf5Output:
         return _encoded(self._file.require_group(path) if path else self._file, encoding)
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Create an array to append to."""
+        """Create an array to append to; a shape of None is one axis of unknown length. All rows of a known shape must be written."""
         with writable(self.path):
             if shape is None:
                 made = self._file.create_dataset(
@@ -478,7 +438,7 @@ class Hdf5Output:
         with writable(self.path, path):
             # Tables use gzip so that they are readable without plugins; anndata removes compression from scalars, but not the shuffle filter.
             options = {"compression": "gzip", "compression_opts": 1} if self._compression.hdf5 else {}
-            write_any(self._file, path, value, options)
+            write_element(self._file, path, value, options)
 
     def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
         """Close the file, check the complete one and rename it to its final path."""
@@ -540,7 +500,7 @@ class ZarrOutput:
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a complete element."""
         with writable(self.path, path):
-            write_any(self._root, path, value, {})
+            write_element(self._root, path, value, {})
 
     def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
         """Consolidate the metadata, check the folder and rename it to its final path."""

@@ -340,13 +340,7 @@ def declared_encoding(node: Node) -> tuple[str, str]:
 
 
 def as_text(value: object) -> str:
-    """Return an attribute of text or bytes as text, anything else as ``""``.
-
-    Examples
-    --------
-    >>> as_text(b"dict"), as_text("dict"), as_text(1), as_text(None)
-    ('dict', 'dict', '', '')
-    """
+    """Return an attribute of text or bytes as text, anything else as ``""``."""
     value = plain_attribute(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
@@ -452,13 +446,7 @@ def layout_of(root: Node) -> Layout:
 
 
 def listed(value: object) -> list[str] | None:
-    """Return the names in an attribute such as column-order; None if it is not a list of text.
-
-    Examples
-    --------
-    >>> listed(np.array(["a", b"b"], dtype=object)), listed(np.array([])), listed([1])
-    (['a', 'b'], [], None)
-    """
+    """Return the names in an attribute such as column-order; None if it is not a list of text."""
     value = plain_attribute(value)
     names = [value] if isinstance(value, str | bytes) else value
     if not isinstance(names, list | tuple):

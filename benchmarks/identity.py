@@ -37,10 +37,10 @@ from machine import cores
 import raggedatlas as ra
 from raggedatlas.catalog import identity as catalog_identity
 from raggedatlas.catalog import optimization
-from raggedatlas.catalog.features import Registry
+from raggedatlas.catalog.features import Layout, Registry
 from raggedatlas.catalog.genes import put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA
-from raggedatlas.catalog.layouts import Layout, register_features
+from raggedatlas.catalog.layouts import register_features
 from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo
 from raggedatlas.query.modalities import FeatureAxis, FeatureRows, build_axis
 

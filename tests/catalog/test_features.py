@@ -21,7 +21,8 @@ from raggedatlas.catalog.cells import (
     fit_values,
     join_facts,
 )
-from raggedatlas.catalog.layouts import ensure_layouts, read_layouts
+from raggedatlas.catalog.features import read_layouts
+from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of, find_column, metadata_columns
 from raggedatlas.model.ids import feature_uids, layout_uid

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import IDENTITY, LINKS, Catalog
-from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.features import Layout, read_registry
 from raggedatlas.catalog.identity import (
     change_links,
     derive_identity,
@@ -22,7 +22,7 @@ from raggedatlas.catalog.identity import (
     read_links,
     update_identity,
 )
-from raggedatlas.catalog.layouts import Layout, register_features
+from raggedatlas.catalog.layouts import register_features
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import CorruptError, FeatureError, LimitError, SchemaError
 from raggedatlas.model.ids import feature_uids, new_uids

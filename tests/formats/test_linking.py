@@ -29,9 +29,9 @@ from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, So
 from raggedatlas.formats.linking import Linker, decodable
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
 from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.protocols import Source
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import AnyPath, Location
 from raggedatlas.store.ranges import SMALL_BLOCK
 from raggedatlas.store.references import References

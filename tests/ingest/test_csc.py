@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ConflictError, NotFoundError, QueryError
 from raggedatlas.ingest import csc
-from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.store.read import ArrayReader, read_slice
 
 

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.assets import array_columns, read_specs
 from raggedatlas.catalog.catalog import DATASETS
-from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.features import read_layouts
 from raggedatlas.errors import DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import group_writer, values
 from raggedatlas.ingest.group_writer import reorder_columns
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
+from raggedatlas.store.arrays import ArrayWriter, describe_group, read_group
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.sparse import canonicalize
 from support.anndata_strategies import assert_same

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import QueryError
 from raggedatlas.query.query import Query
-from raggedatlas.store.filters import Columns, col, value_from_json
+from raggedatlas.store.filters import Columns, col, to_sql, value_from_json
 from raggedatlas.store.sql import Target, compare, is_member, quote_identifier, quote_literal
-from raggedatlas.store.sql_parser import as_filter, to_sql
+from raggedatlas.store.sql_parser import as_filter
 
 pytestmark = pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas.catalog.catalog import create_catalog
-from raggedatlas.catalog.features import Registry
-from raggedatlas.catalog.layouts import Layout
+from raggedatlas.catalog.features import Layout, Registry
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.ingest.add import add

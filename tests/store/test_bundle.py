@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, NotFoundError
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.model.arrays import ArraySpec
+from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.bundle import BUNDLE_BYTES, FILE, MEMBER_BYTES, Bundle
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_all, verify

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import CorruptError, StoreError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.store import cache_folder, disk_cache
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.cache_folder import parse_size, user_cache
 from raggedatlas.store.disk_cache import DiskCache
 from raggedatlas.store.location import Location

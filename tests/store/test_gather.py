@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.model.arrays import DTYPES, ArraySpec
 from raggedatlas.model.batch import assemble_csr
 from raggedatlas.query.modalities import join_dtypes
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
-from raggedatlas.store.codecs import DTYPES, PROFILES
+from raggedatlas.store.arrays import ArrayWriter, read_spec
+from raggedatlas.store.codecs import PROFILES
 from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
@@ -166,7 +167,7 @@ class Stored:
         # Shards of nothing but the fill value too: an atlas has all of them.
         options = {"dtype": values.dtype, "config": {"write_empty_chunks": True}} | options
         root.create_array(name, **(shapes | options))[:] = values
-        return ArraySpec.open(self.location, name)
+        return read_spec(self.location, name)
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("remote", marks=pytest.mark.long)])
@@ -239,7 +240,7 @@ def test_columns_outside_are_refused(dtype: str, bad: int, tmp_path: Path) -> No
     root = zarr.open_group(location.zarr_store(read_only=False), mode="a")
     root.create_array("v", shape=(2,), chunks=(2,), dtype="float64")
     root.create_array("c", shape=(2,), chunks=(2,), dtype=dtype)[:] = np.array([1, bad]).astype(dtype)
-    readers = [ArrayReader(location, ArraySpec.open(location, name)) for name in "cv"]
+    readers = [ArrayReader(location, read_spec(location, name)) for name in "cv"]
     gatherer = RowGatherer([RowGroup(readers[0], {"v": readers[1]}, np.arange(3))], 3, {"v": np.dtype("float64")})
     with pytest.raises(CorruptError, match="a feature that its list has not got"):
         gatherer.gather(np.zeros(1, np.int32), np.array([0]), np.array([2]))
@@ -261,7 +262,7 @@ def test_arrays_that_are_no_entries_are_refused(
     root = zarr.open_group(location.zarr_store(read_only=False), mode="a")
     root.create_array("c", shape=(2,), chunks=(2,), dtype=columns)
     root.create_array("v", shape=shape, chunks=(2,), dtype=values)
-    readers = [ArrayReader(location, ArraySpec.open(location, name)) for name in "cv"]
+    readers = [ArrayReader(location, read_spec(location, name)) for name in "cv"]
     with pytest.raises(CorruptError, match=message):
         RowGatherer([RowGroup(readers[0], {"v": readers[1]}, np.arange(3))], 3, {"v": np.dtype("float32")})
 

@@ -23,9 +23,10 @@ from numcodecs.fletcher32 import Fletcher32
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, StaleSourceError, StoreError, ValuesError
+from raggedatlas.model.arrays import DTYPES
 from raggedatlas.store import file_arrays, linked
 from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.codecs import DTYPES, ChunkDecoder, chunk_decoder, extend_checksum, with_checksum
+from raggedatlas.store.codecs import ChunkDecoder, chunk_decoder, extend_checksum, with_checksum
 from raggedatlas.store.file_arrays import Ranges
 from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.linked import LinkedSource, fetch_ranges

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError
 from raggedatlas.store import read
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.arrays import ArrayWriter, read_spec
+from raggedatlas.store.codecs import array_decoder
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_ranges, read_rows, read_slice, verify
 from support.hypothesis_profile import examples
@@ -52,7 +53,7 @@ def flat(folder: Location) -> tuple[np.ndarray, list[ArrayReader]]:
             name, **({"shape": (N,), "chunks": (16,), "shards": (128,), "dtype": "uint32"} | settings_)
         )
         array[:] = values
-        readers.append(ArrayReader(folder, ArraySpec.open(folder, name)))
+        readers.append(ArrayReader(folder, read_spec(folder, name)))
     return values, readers
 
 
@@ -93,7 +94,7 @@ def test_chunks_across_columns_are_read(folder: Location, chunks: tuple[int, ...
     values = np.arange(10 * 15, dtype="int32").reshape(10, 3, 5)
     group = zarr.open_group(folder.zarr_store(read_only=False), mode="a")
     group.create_array("narrow", shape=values.shape, chunks=chunks, dtype="int32", overwrite=True)[:] = values
-    reader = ArrayReader(folder, ArraySpec.open(folder, "narrow"))
+    reader = ArrayReader(folder, read_spec(folder, "narrow"))
     np.testing.assert_array_equal(read_rows(reader, [9, 3, 3, 0]), values[[9, 3, 3, 0]])
     np.testing.assert_array_equal(read_slice(reader, 0, 10), values)
 
@@ -141,8 +142,8 @@ def test_chunks_that_are_not_stored_hold_the_fill_value(local: Location) -> None
     group = zarr.open_group(local.zarr_store(read_only=False), mode="w")
     array = group.create_array("x", shape=(100,), chunks=(10,), shards=(100,), dtype="float32", fill_value=np.nan)
     array[35:45] = 1
-    spec = ArraySpec.open(local, "x")
-    assert spec.decoder() is not None
+    spec = read_spec(local, "x")
+    assert array_decoder(spec) is not None
     np.testing.assert_array_equal(read_slice(ArrayReader(local, spec), 0, 100), array[:])
     np.testing.assert_array_equal(read_slice(ArrayReader(local, spec), 33, 41), array[33:41])
 
@@ -202,7 +203,7 @@ def test_a_huge_declared_array_takes_no_memory(local: Location) -> None:
     metadata["chunk_grid"]["configuration"]["chunk_shape"] = [100 * 10**6]
     metadata["codecs"][0]["configuration"]["chunk_shape"] = [100 * 10**6]
     file.write_text(json.dumps(metadata))
-    reader = ArrayReader(local, ArraySpec.open(local, "x"))
+    reader = ArrayReader(local, read_spec(local, "x"))
     with pytest.raises(CorruptError, match=r"missing|index of shard"):
         read_slice(reader, 0, 10**12)
     hollow = (2**64 - 1).to_bytes(8, "little") * 2

@@ -10,9 +10,10 @@ import pytest
 import zarr
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import Span
 from raggedatlas.store import read
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.store.arrays import ArrayWriter, create_group, read_spec
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_ranges, read_slice, verify
@@ -28,7 +29,7 @@ def write(location: Location) -> ArraySpec:
     for part in np.array_split(VALUES, 5):
         writer.append(part)
     spec = writer.close()
-    assert ArraySpec.open(location, "d1/csr/indices") == spec
+    assert read_spec(location, "d1/csr/indices") == spec
     assert verify(ArrayReader(location, spec)) == ([], *writer.checksums("").values())
     return spec
 
@@ -98,11 +99,11 @@ def test_remote_damage_raises(s3: Location) -> None:
         for key in ("zarr.json", "c/1", "c/2", "c/3"):
             s3.write_bytes(f"{place}/{key}", s3.read_bytes(f"d1/csr/indices/{key}"))
         s3.write_bytes(f"{place}/c/0", data)
-        reader = ArrayReader(s3, ArraySpec.open(s3, place))
+        reader = ArrayReader(s3, read_spec(s3, place))
         with pytest.raises(CorruptError, match=message):
             read_slice(reader, 0, 20)
         np.testing.assert_array_equal(read_slice(reader, 512, N), VALUES[512:])
-    spec = ArraySpec.open(s3, "copy0")
+    spec = read_spec(s3, "copy0")
     gone = ArrayReader(s3, dataclasses.replace(spec, path="gone"))
     with pytest.raises(CorruptError, match="gone/c/0 is missing"):
         read_slice(gone, 0, 20)

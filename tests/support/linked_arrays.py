@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import Link, Span
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.linked import LinkedSource, file_probe
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader

@@ -25,8 +25,9 @@ from raggedatlas.catalog.cells import check_bundle
 from raggedatlas.catalog.integrity import read_manifest
 from raggedatlas.catalog.validation import validate
 from raggedatlas.errors import AtlasError, CorruptError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, describe_group, read_group
+from raggedatlas.store.arrays import ArrayWriter, describe_group, read_group
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice
 from support.atlases import GENES, small_anndata

@@ -1,16 +1,18 @@
 """Checks of stored arrays: their descriptions, whether they are there, and every byte of them."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from raggedatlas.catalog.assets import column_layers, has_complete_rows, is_atlas_group, read_specs
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import COLUMNS, DatasetRecord, Span
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.arrays import ArraySpec, array_metadata, is_described, listed_nodes, part_of, product, read_group
+from raggedatlas.store.arrays import array_metadata, is_described, listed_nodes, part_of, read_group, read_spec
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.references import References
@@ -224,7 +226,7 @@ def _check_references(arrays: Location, group: str, specs: Mapping[str, ArraySpe
             table = read[span].arrays.get(link.array)
             # An array that is stored in one piece has one reference.
             shape, chunks = link.matrix or spec.shape, link.chunks or spec.chunk_shape
-            wanted = product(-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True))
+            wanted = math.prod(-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True))
             if table is None or len(table.sizes) not in (1, wanted):
                 n = 0 if table is None else len(table.sizes)
                 raise CorruptError(f"the references in {span.file} have {n:,} chunks of {path}, not {wanted:,}")
@@ -244,7 +246,7 @@ def _check_array(
     try:
         # Metadata within a bundle are covered by its hash.
         if spec.within is None:
-            there = ArraySpec.open(arrays, f"{group}/{path}") if listed is None else spec
+            there = read_spec(arrays, f"{group}/{path}") if listed is None else spec
             good = is_described(arrays, spec) if listed is None else listed.get(path) == array_metadata(spec)
             if there != spec or not good:
                 text = f"the metadata of {path} are not what was written: {there}, not {spec}"

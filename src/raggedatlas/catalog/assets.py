@@ -28,6 +28,7 @@ from raggedatlas.errors import (
     NotFoundError,
     StoreError,
 )
+from raggedatlas.model.arrays import COLUMNS_CODEC, ArraySpec
 from raggedatlas.model.assets import AssetRecord, ResultRecord, without_deleted
 from raggedatlas.model.records import (
     DATASETS_SCHEMA,
@@ -43,7 +44,8 @@ from raggedatlas.model.records import (
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.model.validation import Problem
 from raggedatlas.model.wings import asset_tables, every_wing
-from raggedatlas.store.arrays import COLUMNS_CODEC, ArraySpec, create_group, read_group, write_group_attributes
+from raggedatlas.store.arrays import create_group, read_group, write_group_attributes
+from raggedatlas.store.codecs import array_decoder
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, TransposedReader
 from raggedatlas.store.sql import in_list
@@ -757,7 +759,11 @@ def was_purged(catalog: Catalog, earlier: Mapping[str, str], action: str) -> boo
 
 def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
     """Return the array descriptions of a record: path below the group -> spec."""
-    return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
+    specs = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
+    for spec in specs.values():
+        # For its errors: damaged codecs are refused here, and not by a later read.
+        array_decoder(spec)
+    return specs
 
 
 def read_links(record: DatasetRecord) -> dict[str, Link]:

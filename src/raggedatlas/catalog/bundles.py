@@ -19,9 +19,10 @@ from raggedatlas.catalog.catalog import DATASETS, Catalog, note_shared_bundles
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.catalog.inventory import dataset_folders
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.ids import new_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, BundleFacts, DatasetRecord, Span, datasets_from_table
-from raggedatlas.store.arrays import ArraySpec, group_metadata, part_of
+from raggedatlas.store.arrays import group_metadata, part_of
 from raggedatlas.store.bundle import BUNDLE_BYTES, FILE, SHARED, Bundle, bundle_file, member_names
 from raggedatlas.store.codecs import STANDARD, has_checksum
 from raggedatlas.store.references import references_file

@@ -64,6 +64,9 @@ DELETIONS_KEY = "raggedatlas.deletions"
 
 _REMEMBERED = 3
 
+_SMALL_ROWS = 1 << 16
+"""Rows up to which a table in an object store is read whole where some of its rows are needed."""
+
 DEFAULT_CODEC = "packed"
 """Default codec profile of a new atlas."""
 
@@ -129,6 +132,10 @@ class Catalog:
             known.pop(oldest, None)
         known[facts] = made
         return made
+
+    def reads_whole(self, table: str) -> bool:
+        """Return whether to read a whole table where some rows are needed: it is small, and a filter would fetch its index as well."""
+        return not self.location.is_local and self.tables.count(table) <= _SMALL_ROWS
 
     def require_tip(self, action: str) -> None:
         """Raise if this is a snapshot, or a purge is unfinished."""

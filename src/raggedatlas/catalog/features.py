@@ -1,4 +1,4 @@
-"""Read feature registries, resolve names of features, and find which features of other organisms are orthologs."""
+"""Read feature registries and layouts, resolve names of features, and find which features of other organisms are orthologs."""
 
 import warnings
 from collections import Counter
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,8 @@ from raggedatlas.catalog.identity import (
     read_inputs,
     read_links,
 )
-from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.versions import registry_tables
-from raggedatlas.errors import AtlasError, FeatureError, NotFoundError, QueryError
+from raggedatlas.errors import AtlasError, CorruptError, FeatureError, NotFoundError, QueryError
 from raggedatlas.model.accessions import (
     ORTHOLOGS,
     ORTHOLOGS_SCHEMA,
@@ -46,6 +45,8 @@ from raggedatlas.model.accessions import (
     organism_name,
     parse_accession,
 )
+from raggedatlas.model.ids import layout_uid
+from raggedatlas.model.records import LAYOUTS_SCHEMA
 from raggedatlas.store.filters import calling_level
 from raggedatlas.store.runtime import map_groups, submit
 from raggedatlas.store.sql import equals, in_list
@@ -344,6 +345,61 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
     if catalog.read_only:
         catalog._memo[key] = registry
     return registry
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One ordered feature list."""
+
+    uid: str  # content hash of the list
+    features: NDArray[np.object_]  # (n_features,): uids, as str; the position is the column in the group's arrays
+    global_index: NDArray[np.int64]  # (n_features,): registry index of each; -1 where none has been assigned yet
+
+
+def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True) -> dict[str, Layout]:
+    """Read some layouts, each in column order: uid -> `Layout`; uids without rows are absent.
+
+    With `checked`, one whose uid is not the hash of its features is refused (`CorruptError`).
+    """
+    wanted = sorted({uid for uid in uids if uid})
+    memo: dict[str, Layout] = catalog._memo.setdefault("layouts", {})  # type: ignore[assignment]
+    known = memo if catalog.read_only else {}
+    missing = [uid for uid in wanted if uid not in known]
+    if missing:
+        small = catalog.reads_whole(LAYOUTS)
+        rows = catalog.tables.read(LAYOUTS, where=None if small else in_list("layout_uid", missing))
+        rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=pa.array(missing))) if small else rows
+        refuse_wrong_columns(rows.schema, LAYOUTS_SCHEMA, LAYOUTS)
+        found = _layouts_of(rows)
+        wrong = [uid for uid, layout in found.items() if checked and layout_uid(layout.features) != uid]
+        if wrong:
+            raise CorruptError(
+                f"{catalog.tables.uri(LAYOUTS)} is damaged: the uid of the feature list {wrong[0]} is not the hash of its features. "
+                "Run validate('deep'), and restore the atlas from a copy."
+            )
+        known.update(found)
+    return {uid: known[uid] for uid in wanted if uid in known}
+
+
+def _layouts_of(rows: pa.Table) -> dict[str, Layout]:
+    if rows.num_rows == 0:
+        return {}
+    encoded = rows.column("layout_uid").combine_chunks().dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    local = rows.column("local_index").to_numpy()
+    # Stable: of rows that two writers wrote twice, the first in table order is kept.
+    order = np.lexsort((local, codes))
+    codes, local = codes[order], local[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (codes[1:] != codes[:-1]) | (local[1:] != local[:-1])
+    order, codes = order[first], codes[first]
+    features: NDArray[Any] = rows.column("feature_uid").to_numpy()[order]
+    index = rows.column("global_index").fill_null(-1).to_numpy()[order]
+    bounds = np.searchsorted(codes, np.arange(len(encoded.dictionary) + 1))
+    return {
+        uid: Layout(uid, features[start:stop], index[start:stop])
+        for uid, start, stop in zip(encoded.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
+    }
 
 
 def read_ahead(catalog: Catalog) -> "Future[None]":

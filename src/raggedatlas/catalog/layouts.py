@@ -1,4 +1,4 @@
-"""Feature registries and layouts: register features, number them, and keep the ordered feature list of every group."""
+"""Writing features: register them, number them, and keep the ordered feature list of every group."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,6 @@ from raggedatlas.store.sql import all_of, equals, in_list, is_null
 from raggedatlas.store.tables import CHANGED_AT, ROW_ID
 
 _PROTECTED = ("uid", "global_index")
-
-_SMALL_ROWS = 1 << 16
-"""The table of layouts is read whole if it has at most this many rows."""
 
 _REMEMBERED_ROWS = 1 << 18
 """Registries with at most this many features stay in memory between calls."""
@@ -194,7 +191,7 @@ class Unnumbered:
 def unnumbered_layouts(catalog: Catalog) -> Unnumbered:
     """Find the rows of layouts without an index, and those that two writers wrote twice."""
     tables, keys = catalog.tables, ["layout_uid", "local_index"]
-    if _read_whole(catalog):
+    if catalog.reads_whole(LAYOUTS):
         rows = tables.read(LAYOUTS, row_ids=True)
         stale = rows.filter(rows.column("global_index").is_null()).drop_columns([ROW_ID])
     else:
@@ -307,15 +304,6 @@ def _may_gain_aliases(old: pa.Table, given: pa.Table) -> bool:
     return bool(pc.any(pc.not_equal(given.column("symbol"), old.column("symbol"))).as_py())
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One ordered feature list."""
-
-    uid: str  # content hash of the list
-    features: NDArray[np.object_]  # (n_features,): uids, as str; the position is the column in the group's arrays
-    global_index: NDArray[np.int64]  # (n_features,): registry index of each; -1 where none has been assigned yet
-
-
 def feature_set(feature_uids: Iterable[str]) -> str:
     """Return a hash of a set of features, independent of their order; dataset records store it.
 
@@ -371,54 +359,3 @@ def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDAr
         if fresh:
             catalog.tables.append(LAYOUTS, pa.concat_tables(fresh))
     return [uid for uid, _, _ in wanted]
-
-
-def _read_whole(catalog: Catalog) -> bool:
-    """Return whether to read the whole table of layouts: it is small, and in an object store a filter would read its index as well."""
-    return not catalog.location.is_local and catalog.tables.count(LAYOUTS) <= _SMALL_ROWS
-
-
-def read_layouts(catalog: Catalog, uids: Iterable[str], *, checked: bool = True) -> dict[str, Layout]:
-    """Read some layouts, each in column order: uid -> `Layout`; uids without rows are absent.
-
-    With `checked`, one whose uid is not the hash of its features is refused (`CorruptError`).
-    """
-    wanted = sorted({uid for uid in uids if uid})
-    memo: dict[str, Layout] = catalog._memo.setdefault("layouts", {})  # type: ignore[assignment]
-    known = memo if catalog.read_only else {}
-    missing = [uid for uid in wanted if uid not in known]
-    if missing:
-        small = _read_whole(catalog)
-        rows = catalog.tables.read(LAYOUTS, where=None if small else in_list("layout_uid", missing))
-        rows = rows.filter(pc.is_in(rows.column("layout_uid"), value_set=pa.array(missing))) if small else rows
-        refuse_wrong_columns(rows.schema, LAYOUTS_SCHEMA, LAYOUTS)
-        found = _split(rows)
-        wrong = [uid for uid, layout in found.items() if checked and layout_uid(layout.features) != uid]
-        if wrong:
-            raise CorruptError(
-                f"{catalog.tables.uri(LAYOUTS)} is damaged: the uid of the feature list {wrong[0]} is not the hash of its features. "
-                "Run validate('deep'), and restore the atlas from a copy."
-            )
-        known.update(found)
-    return {uid: known[uid] for uid in wanted if uid in known}
-
-
-def _split(rows: pa.Table) -> dict[str, Layout]:
-    if rows.num_rows == 0:
-        return {}
-    encoded = rows.column("layout_uid").combine_chunks().dictionary_encode()
-    codes = encoded.indices.to_numpy()
-    local = rows.column("local_index").to_numpy()
-    # Stable: of rows that two writers wrote twice, the first in table order is kept.
-    order = np.lexsort((local, codes))
-    codes, local = codes[order], local[order]
-    first = np.ones(len(order), bool)
-    first[1:] = (codes[1:] != codes[:-1]) | (local[1:] != local[:-1])
-    order, codes = order[first], codes[first]
-    features: NDArray[Any] = rows.column("feature_uid").to_numpy()[order]
-    index = rows.column("global_index").fill_null(-1).to_numpy()[order]
-    bounds = np.searchsorted(codes, np.arange(len(encoded.dictionary) + 1))
-    return {
-        uid: Layout(uid, features[start:stop], index[start:stop])
-        for uid, start, stop in zip(encoded.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
-    }

@@ -21,7 +21,7 @@ from raggedatlas.catalog.assets import (
 )
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import read_frame
-from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.features import read_layouts
 from raggedatlas.errors import AtlasError, CorruptError, DuplicateError, SourceError, StaleSourceError, ValuesError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX

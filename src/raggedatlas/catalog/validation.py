@@ -33,11 +33,10 @@ from raggedatlas.catalog.catalog import (
     wrong_columns,
 )
 from raggedatlas.catalog.deletion import check_unfinished
-from raggedatlas.catalog.features import Registry, read_ahead, read_registry
+from raggedatlas.catalog.features import Layout, Registry, read_ahead, read_layouts, read_registry
 from raggedatlas.catalog.file_checks import RESTORE, check_files
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.inventory import inventory
-from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.linked_values import check_linked
 from raggedatlas.catalog.row_checks import (
     Changed,

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.file_arrays import FileArray, Ranges, read_file, read_pieces
-from raggedatlas.store.pieces import plan_pieces
 from raggedatlas.store.ranges import RemoteFile
 from raggedatlas.store.references import ChunkTable
 from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, find_shared, map_decode, shared_pool
+from raggedatlas.store.shards import plan_pieces
 
 SMALLEST = 1 << 12
 """Smaller chunks (bytes) are read through the HDF5 library, whose loop over them is faster than ours."""

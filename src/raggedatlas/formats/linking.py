@@ -1,6 +1,7 @@
 """Find where the chunks of a source's matrices are, so that they can be read from its file without copying them."""
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.containers import is_tree, readable
 from raggedatlas.formats.hdf5_chunks import FILTERS, filters_of, is_native, locate_chunks, remote_file
+from raggedatlas.model.arrays import DTYPES, ArraySpec
 from raggedatlas.model.protocols import Source
-from raggedatlas.store.arrays import ArraySpec, product
-from raggedatlas.store.codecs import DTYPES, chunk_decoder, codecs_json
+from raggedatlas.store.codecs import chunk_decoder, codecs_json
 from raggedatlas.store.linked import file_probe
 from raggedatlas.store.location import AnyPath, Location, as_path
 from raggedatlas.store.published import PublishedFiles
@@ -129,7 +130,7 @@ class _Hdf5File:
             raise _refusal(where, f"its values are not stored as {dtype} but in a type of HDF5's own")
         # Rows that are read at once of an array in one piece.
         across = tuple(max(1, n) for n in array.shape[1:])
-        n_rows = max(1, min(array.shape[0], PIECE_BYTES // (product(across) * dtype.itemsize)))
+        n_rows = max(1, min(array.shape[0], PIECE_BYTES // (math.prod(across) * dtype.itemsize)))
         chunks = array.chunks or (n_rows, *across)
         with readable(str(self._place), path):
             _check_number(where, array.shape, array.chunks or array.shape)
@@ -223,7 +224,7 @@ class _ZarrFolder:
             if facts
         ]
         grid = _grid(array.shape, inner)
-        n = product(grid)
+        n = math.prod(grid)
         table = ChunkTable(np.zeros(n, np.int32), np.zeros(n, np.int64), np.full(n, -1, np.int64))
         if stored.slots:
             indexes = map_requests(lambda one: self._index(where, stored, one), found)
@@ -292,7 +293,7 @@ class _Packs:
         where = f"{self._place}: {spec.path}"
         if spec.linked is not None or spec.shard_shape is None or array.decoder is None:
             raise _refusal(where, "its chunks are not stored in a way that is read from another atlas")
-        per_shard, n = spec.chunks_per_shard, product(_grid(spec.shape, spec.chunk_shape))
+        per_shard, n = spec.chunks_per_shard, math.prod(_grid(spec.shape, spec.chunk_shape))
         table = ChunkTable(np.zeros(n, np.int32), np.zeros(n, np.int64), np.full(n, -1, np.int64))
 
         def enter(number: int) -> None:
@@ -377,7 +378,7 @@ def _grid(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_number(where: str, shape: Sequence[int], chunks: Sequence[int]) -> None:
-    n = product(_grid(shape, chunks))
+    n = math.prod(_grid(shape, chunks))
     if n > MOST_CHUNKS:
         raise _refusal(where, f"it has {n:,} chunks, and {MOST_CHUNKS:,} are the most")
 
@@ -419,7 +420,7 @@ def _check_skipped(where: str, array: Any, table: ChunkTable, skipped: NDArray[n
     """Refuse chunks that skipped a filter, which references cannot tell: but for LZF, whose output is smaller unless it was skipped."""
     codes = [code for code, _ in filters_of(array)]
     lzf = 1 << codes.index(_LZF) if _LZF in codes and set(codes) <= {_SHUFFLE, _FLETCHER, _LZF} else 0
-    full = product(array.chunks or array.shape) * array.dtype.itemsize
+    full = math.prod(array.chunks or array.shape) * array.dtype.itemsize
     full += _FLETCHER_BYTES * codes.count(_FLETCHER)
     odd = (skipped & ~np.uint32(lzf)) != 0
     if lzf:

@@ -26,10 +26,10 @@ from raggedatlas.model.frames import (
 )
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.terms import TermSource
-from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
+from raggedatlas.store.filters import Columns, Filter, to_sql, warn_of_unknown
 from raggedatlas.store.location import Location
 from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
-from raggedatlas.store.sql_parser import as_filter, to_sql
+from raggedatlas.store.sql_parser import as_filter
 from raggedatlas.store.tables import Tables
 
 CELL_NAME = "cell_name"

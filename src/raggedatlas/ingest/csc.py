@@ -25,9 +25,10 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError
 from raggedatlas.ingest.group_changes import change_records, group_metadata_of
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library
 from raggedatlas.store.read import ArrayReader, read_bounds, read_slice

@@ -20,13 +20,14 @@ from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import LayerFit, block_rows, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.codecs import STANDARD, is_exact
 from raggedatlas.store.content_hash import ContentHash, as_bits

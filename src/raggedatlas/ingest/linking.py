@@ -15,12 +15,12 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.linking import Linker
 from raggedatlas.ingest.plan import COUNTS, IngestPlan, LayerPlan, NewGroup, OtherElements
 from raggedatlas.ingest.values import LayerFit, to_csr
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import DenseBlock
 from raggedatlas.model.ids import free_name
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.linked import LinkedSource, keep_references
 from raggedatlas.store.location import Location

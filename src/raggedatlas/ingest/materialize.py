@@ -39,9 +39,10 @@ from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, Source
 from raggedatlas.ingest.group_changes import change_records, group_metadata_of, records_of
 from raggedatlas.ingest.plan import COUNTS
 from raggedatlas.ingest.values import LayerFit, find_entry
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import is_exact
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.read import ArrayReader, iterate_slices

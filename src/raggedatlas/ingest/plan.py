@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import takes_over
-from raggedatlas.catalog.layouts import feature_set, read_layouts, records_with_features
+from raggedatlas.catalog.features import read_layouts
+from raggedatlas.catalog.layouts import feature_set, records_with_features
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, Features, column_values, identify, plan_columns
 from raggedatlas.ingest.options import IngestOptions

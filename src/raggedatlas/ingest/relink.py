@@ -28,10 +28,10 @@ from raggedatlas.formats.linking import Linker
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.group_changes import change_records
 from raggedatlas.ingest.linking import describe_source, read_indptr
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import DatasetRecord, Link, SourceFacts, Span
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.content_hash import as_bits
 from raggedatlas.store.linked import LinkedSource, keep_references, load_references
 from raggedatlas.store.location import AnyPath, Location

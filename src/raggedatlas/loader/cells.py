@@ -35,10 +35,9 @@ from raggedatlas.query.modalities import SpacePointers, find_modality, locate, r
 from raggedatlas.query.plan import default_spaces, layout_codes, pin_cells, plan_read, plan_spaces
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpacePlan
-from raggedatlas.store.filters import Columns
+from raggedatlas.store.filters import Columns, to_sql
 from raggedatlas.store.record_files import RecordFolder, Records
 from raggedatlas.store.runtime import prefetch, release_unused_memory
-from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
 IN_MEMORY_CELLS = 2**17

@@ -23,10 +23,10 @@ from raggedatlas.model.frames import DATASET, IDS, metadata_columns, nan_to_null
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.query.spec import QuerySpec, Sample
-from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
+from raggedatlas.store.filters import Columns, Filter, to_sql, warn_of_unknown
 from raggedatlas.store.runtime import prefetch, release_unused_memory
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.sql_parser import as_filter, to_sql
+from raggedatlas.store.sql_parser import as_filter
 from raggedatlas.store.tables import ROW_ID, Tables, walk
 
 DATASET_UID = "dataset_uid"

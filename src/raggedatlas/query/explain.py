@@ -14,8 +14,8 @@ from raggedatlas.query.modalities import merged_columns
 from raggedatlas.query.plan import apply_identity, expansions, plan_read
 from raggedatlas.query.read import PartPlan, SpacePlan, choose_column_copies, is_one_block
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.filters import to_sql
 from raggedatlas.store.read import LinkedCost, linked_cost
-from raggedatlas.store.sql_parser import to_sql
 
 _SHOWN = 5
 """How many names are listed."""

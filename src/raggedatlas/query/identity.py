@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import LINKS, Catalog
-from raggedatlas.catalog.features import Registry, check_organism, map_to_orthologs, read_registry
+from raggedatlas.catalog.features import Registry, check_organism, map_to_orthologs, read_layouts, read_registry
 from raggedatlas.catalog.genes import list_tables, put_tables, read_genes, remove_table
 from raggedatlas.catalog.identity import (
     GENE_SPACE,
@@ -27,7 +27,6 @@ from raggedatlas.catalog.identity import (
     read_links,
     update_identity,
 )
-from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.optimization import refresh_identity
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import FeatureError

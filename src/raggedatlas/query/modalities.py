@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import array_readers, group_by_dataset, read_records, read_results
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import Registry, find_rows, read_registry
-from raggedatlas.catalog.layouts import Layout
+from raggedatlas.catalog.features import Layout, Registry, find_rows, read_registry
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.choices import FeatureNames

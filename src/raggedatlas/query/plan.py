@@ -20,9 +20,15 @@ from raggedatlas.catalog.assets import (
     read_specs,
 )
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_ahead, read_registry
+from raggedatlas.catalog.features import (
+    OrthologFeatures,
+    Registry,
+    map_to_orthologs,
+    read_ahead,
+    read_layouts,
+    read_registry,
+)
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
-from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import CorruptError, FeatureError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns
@@ -65,10 +71,9 @@ from raggedatlas.query.modalities import (
 from raggedatlas.query.read import GroupPlan, InMemoryRows, PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
-from raggedatlas.store.filters import Columns, UnderTerm, calling_level
+from raggedatlas.store.filters import Columns, UnderTerm, calling_level, to_sql
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.sql import in_list
-from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
 _DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())

@@ -36,10 +36,10 @@ from raggedatlas.query.search import make_search
 from raggedatlas.query.spec import AND, QuerySpec, Sample, check_count, flatten_names
 from raggedatlas.query.terms import TermTree, count_level, term_tree
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.filters import Filter
+from raggedatlas.store.filters import Filter, all_equal, to_sql
 from raggedatlas.store.location import Address
 from raggedatlas.store.sql import all_of, is_not_null
-from raggedatlas.store.sql_parser import as_filter, filter_from_dict, to_sql
+from raggedatlas.store.sql_parser import as_filter, filter_from_dict
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -172,8 +172,9 @@ class Query(Shown):
         >>> query.where((col("percent.mt") < 5) & ~col("donor").is_null())  # doctest: +SKIP
         >>> query.where("n_genes > 200 AND cell_type LIKE 'B%'")  # doctest: +SKIP
         """
-        conditions = [as_filter(c) for c in ([] if condition is None else [condition])]
-        conditions += [as_filter(equal)] if equal else []
+        conditions = [] if condition is None else [as_filter(condition)]
+        if equal:
+            conditions.append(all_equal(equal))
         if not conditions:
             raise QueryError("where() holds no condition; write e.g. where({'cell_type': ['B', 'T']}).")
         # Only for its errors, so that this call refuses unknown columns and not a later output.

@@ -12,12 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError, StaleSourceError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
 from raggedatlas.model.choices import FeatureNames
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.spaces import FeatureSpace, PointerKind
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
 from raggedatlas.store.native import I64, REPEATED, RaColumns, library

@@ -19,10 +19,10 @@ from raggedatlas.query.cells import DATASET_UID, Cells, cell_columns, column_vec
 from raggedatlas.query.modalities import SpacePointers, choose_layers, plan_parts, read_modalities, vector_results
 from raggedatlas.query.neighbors import block_distances
 from raggedatlas.query.spec import QuerySpec, Search, check_count
-from raggedatlas.store.filters import Columns
+from raggedatlas.store.filters import Columns, to_sql
 from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list
-from raggedatlas.store.sql_parser import as_filter, to_sql
+from raggedatlas.store.sql_parser import as_filter
 from raggedatlas.store.storage_errors import filter_errors
 from raggedatlas.store.tables import ROW_ID, index_serves
 

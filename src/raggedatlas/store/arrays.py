@@ -1,24 +1,24 @@
 """Zarr v3 arrays and groups: their metadata, the limits on what metadata may declare, and writing arrays as a stream."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import AtlasError, CorruptError, LimitError, SchemaError, StoreError
-from raggedatlas.model.records import Link, Span
+from raggedatlas.errors import AtlasError, CorruptError, SchemaError, StoreError
+from raggedatlas.model.arrays import DTYPES, ArraySpec
+from raggedatlas.model.records import Span
 from raggedatlas.store.bundle import MEMBER_BYTES, Bundle
 from raggedatlas.store.codecs import (
-    DTYPES,
     NO_BREAKS,
-    ChunkDecoder,
     EncodedChunks,
     Piece,
-    chunk_decoder,
+    array_decoder,
     chunk_encoder,
     codecs_json,
     count_chunks,
@@ -40,53 +40,6 @@ from raggedatlas.store.shards import (
     shards_path,
 )
 
-MAX_CHUNK_BYTES = 512 * 2**20
-MAX_SHARD_CHUNKS = 2**22
-MAX_RANK = 32
-
-COLUMNS_CODEC = "columns of complete rows"
-"""In place of codecs: see `ArraySpec.is_columns`."""
-
-
-def product(sizes: Iterable[int]) -> int:
-    """Multiply integers without overflow."""
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
-def check_shapes(
-    path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard: tuple[int, ...] | None = None
-) -> None:
-    """Refuse shapes that are no shapes, do not fit each other, or need an absurd shard index."""
-    for sizes, least in ((shape, 0), (chunk, 1), (shard if shard is not None else chunk, 1)):
-        # `isinstance` would take the `true` of JSON, a bool, for an integer.
-        valid = all(type(size) is int and size >= least for size in sizes)
-        if not valid or len(sizes) != len(shape):
-            raise CorruptError(f"{path} declares the shape {shape} with chunks {chunk} and shards {shard}.")
-    if not 1 <= len(shape) <= MAX_RANK or product(shape) >= 2**60:
-        raise LimitError(
-            f"{path} declares the shape {shape}; expected 1 to {MAX_RANK} axes and less than 2**60 elements."
-        )
-    if shard is None:
-        return
-    if any(outer % inner for outer, inner in zip(shard, chunk, strict=True)):
-        raise CorruptError(f"{path} declares shards {shard} that are no multiples of its chunks {chunk}.")
-    # A shard index has 16 bytes a chunk and is read in one piece, so this bounds it to 64 MiB.
-    if product(shard) // product(chunk) > MAX_SHARD_CHUNKS:
-        raise LimitError(f"{path} declares shards {shard} of more than {MAX_SHARD_CHUNKS:,} chunks {chunk}.")
-
-
-def check_chunk_bytes(path: str, n_bytes: int) -> None:
-    """Refuse chunks that decode to more than `MAX_CHUNK_BYTES`."""
-    if n_bytes > MAX_CHUNK_BYTES:
-        raise LimitError(
-            f"{path} declares chunks of {n_bytes:,} bytes; at most {MAX_CHUNK_BYTES:,} are read. "
-            "Write it again with smaller chunks."
-        )
-
-
 _ROW_CHUNK_BYTES = 64 * 2**10
 _INDEX_CODECS: list[dict[str, Any]] = [
     {"name": "bytes", "configuration": {"endian": "little"}},
@@ -94,122 +47,18 @@ _INDEX_CODECS: list[dict[str, Any]] = [
 ]
 
 
-@dataclass(frozen=True)
-class ArraySpec:
-    """What must be known of a stored array to read it; kept in the datasets table, so opening costs no request."""
-
-    path: str  # below the Zarr store
-    shape: tuple[int, ...]
-    dtype: str  # one of `DTYPES`
-    chunk_shape: tuple[int, ...]  # of what is decoded at once (the inner chunk of a shard)
-    # Shape of one stored object; None where the array is not sharded in a way that is read directly.
-    shard_shape: tuple[int, ...] | None
-    # JSON list of the codecs of one chunk (of the array where `shard_shape` is None), or `COLUMNS_CODEC`.
-    codecs: str
-    fill_value: str = "0"  # JSON of the value of elements that are not stored
-    within: Span | None = None  # where the array's only shard is, if it is part of a larger file
-    # Largest absolute value of an array of 64-bit integers, None where not known; no part of the array's metadata.
-    largest: int | None = field(default=None, compare=False)
-    # Where the bytes are, if they stay in a file outside of the atlas. Then `chunk_shape` and `codecs` are those of
-    # this file: of HDF5, filters are written as the Zarr codecs that do the same.
-    linked: Link | None = None
-
-    def __post_init__(self) -> None:
-        """Check the declared sizes before any memory is taken."""
-        check_shapes(self.path, self.shape, self.chunk_shape, self.shard_shape)
-        if self.dtype not in DTYPES:
-            raise SchemaError(
-                f"{self.path} has the dtype {self.dtype!r}; arrays read in ranges have {', '.join(DTYPES)}."
-            )
-        check_chunk_bytes(self.path, product(self.chunk_shape) * np.dtype(self.dtype).itemsize)
-        if self.largest is not None and (type(self.largest) is not int or self.largest < 0):
-            raise CorruptError(
-                f"{self.path} is described with the largest value {self.largest!r}, which is no whole number."
-            )
-        if self.within is not None and (self.shard_shape is None or self.shape[0] > self.shard_shape[0]):
-            raise CorruptError(f"{self.path} is described as part of {self.within.file}, but has more than one shard.")
-
-    @property
-    def n_rows(self) -> int:
-        """Length of the first axis."""
-        return self.shape[0]
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of one row."""
-        return self.shape[1:]
-
-    @property
-    def chunks_per_shard(self) -> int:
-        """Number of inner chunks of a shard; 1 where the array is not sharded."""
-        if self.shard_shape is None:
-            return 1
-        return product(self.shard_shape) // product(self.chunk_shape)
-
-    @property
-    def is_columns(self) -> bool:
-        """Whether nothing is stored, as the entries are the columns of complete rows: 0, 1, ... up to the length of a chunk, again and again."""
-        return self.codecs == COLUMNS_CODEC
-
-    def decoder(self) -> ChunkDecoder | None:
-        """Return the decoder of one chunk, or None where chunks must go through zarr-python."""
-        if self.linked is not None:
-            return chunk_decoder(json.loads(self.codecs))
-        outer = self.shard_shape
-        # A chunk decodes directly into a slice of the output only if it holds complete rows.
-        whole_rows = outer is not None and outer[1:] == self.chunk_shape[1:] == self.row_shape
-        return chunk_decoder(json.loads(self.codecs)) if whole_rows else None
-
-    def fill(self) -> NDArray[Any]:
-        """Return the fill value as a 0-d array of the array's dtype."""
-        # Zarr v3 writes NaN and infinities as text, and a complex number as a list of its two parts.
-        value = json.loads(self.fill_value)
-        if isinstance(value, list):
-            value = complex(*(float(part) for part in value))
-        return np.array(value if not isinstance(value, str) else float(value), dtype=self.dtype)
-
-    def to_json(self) -> str:
-        """Return the spec as compact JSON."""
-        fields = {name: value for name, value in asdict(self).items() if value is not None or name == "shard_shape"}
-        return json.dumps(fields, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> "ArraySpec":
-        """Read the JSON of `to_json`."""
-        try:
-            data = json.loads(text)
-            for key in ("shape", "chunk_shape", "shard_shape"):
-                data[key] = tuple(data[key]) if data[key] is not None else None
-            data["within"] = None if data.get("within") is None else Span(**data["within"])
-            data["linked"] = None if data.get("linked") is None else Link(**data["linked"])
-            spec = cls(**data)
-            refuse_unknown_codecs(json.loads(spec.codecs), spec.path)
-            # Called for their errors: a damaged record fails here, with its text, and not in a later read.
-            spec.path.split("/")
-            spec.decoder()
-            spec.fill()
-        except AtlasError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise CorruptError(
-                f"The description of an array does not parse ({error!r}): {text[:200]}. Run validate()."
-            ) from error
-        return spec
-
-    @classmethod
-    def open(cls, location: Location, path: str) -> "ArraySpec":
-        """Read the spec of a stored array from its ``zarr.json``; `path` is below the Zarr store `location`."""
-        text = location.read_bytes(f"{path}/zarr.json")
-        try:
-            metadata = json.loads(text)
-            spec = _parse_metadata(path, metadata)
-            spec.decoder()
-            spec.fill()
-            return spec
-        except AtlasError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 array metadata: {error!r}.") from error
+def read_spec(location: Location, path: str) -> ArraySpec:
+    """Read what must be known of a stored array from its ``zarr.json``; `path` is below the Zarr store `location`."""
+    text = location.read_bytes(f"{path}/zarr.json")
+    try:
+        spec = _parse_metadata(path, json.loads(text))
+        array_decoder(spec)
+        spec.fill()
+    except AtlasError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 array metadata: {error!r}.") from error
+    return spec
 
 
 def _parse_metadata(path: str, metadata: dict[str, Any]) -> ArraySpec:
@@ -284,7 +133,7 @@ def is_described(location: Location, spec: ArraySpec) -> bool:
 def _decode_all(spec: ArraySpec, chunks: Sequence[Piece]) -> NDArray[Any]:
     """Decode consecutive full chunks."""
     out = np.empty((len(chunks) * spec.chunk_shape[0], *spec.row_shape), spec.dtype)
-    decoder = spec.decoder()
+    decoder = array_decoder(spec)
     if decoder is None:
         raise StoreError(f"{spec.path} is written with codecs that cannot be read back directly: {spec.codecs}.")
     for i, chunk in enumerate(chunks):
@@ -335,10 +184,10 @@ class ArrayWriter:
         # `_set_dtype` chooses an encoder by the number of axes of `_rest`; the dtype of `_rest` is corrected below.
         self._rest = np.empty((0, *self.row_shape), np.uint8)
         self._set_dtype(np.dtype(dtype))
-        row_bytes = max(1, product(self.row_shape)) * self.dtype.itemsize
+        row_bytes = max(1, math.prod(self.row_shape)) * self.dtype.itemsize
         default = max(1, _ROW_CHUNK_BYTES // row_bytes) if self.row_shape else self.encoder.chunk_elements
         self.chunk_rows = chunk_rows or default
-        wanted_rows = shard_rows or max(1, self.encoder.shard_elements // max(1, product(self.row_shape)))
+        wanted_rows = shard_rows or max(1, self.encoder.shard_elements // max(1, math.prod(self.row_shape)))
         self.shard_rows = -(-wanted_rows // self.chunk_rows) * self.chunk_rows
         self.n_rows = 0
         self.n_shards = 0

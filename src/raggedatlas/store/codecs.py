@@ -10,7 +10,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import CorruptError, SourceError, StoreError
+from raggedatlas.errors import AtlasError, CorruptError, SourceError, StoreError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.store.byte_filters import decode_lzf, inflate, unshuffle
 from raggedatlas.store.native import GOOD, library
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, shared_pool
@@ -23,12 +24,6 @@ Piece: TypeAlias = bytes | memoryview
 
 Buffers: TypeAlias = Piece | list[Piece]
 """Bytes to write, in one piece or several."""
-
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
-"""Element types of the arrays that are read and written in ranges."""
 
 KNOWN_CODECS = frozenset(
     {
@@ -146,6 +141,25 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
     compiled = known and endian == "little" and not fletcher
     name = compressor[0] if compressor else "none"
     return ChunkDecoder(name, checksum, delta, compiled, shuffled, fletcher, endian == "big")
+
+
+def array_decoder(spec: ArraySpec) -> ChunkDecoder | None:
+    """Return the decoder of one chunk of an array, or None where chunks must go through zarr-python; unknown codecs are refused."""
+    if spec.is_columns:
+        return None
+    try:
+        codecs = json.loads(spec.codecs)
+        refuse_unknown_codecs(codecs, spec.path)
+        outer = spec.shard_shape
+        # A chunk decodes directly into a slice of the output only if it holds complete rows.
+        whole_rows = outer is not None and outer[1:] == spec.chunk_shape[1:] == spec.row_shape
+        return chunk_decoder(codecs) if whole_rows or spec.linked is not None else None
+    except AtlasError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise CorruptError(
+            f"The description of the array {spec.path} does not parse ({error!r}). Run validate()."
+        ) from error
 
 
 def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") -> None:

@@ -1,5 +1,6 @@
 """Arrays in files that others have written (HDF5, and what datasets are linked to): their chunks, from bytes to rows."""
 
+import math
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -12,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.store.arrays import product
 from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.native import CUT_SHORT, GOOD, REFUSED, UNKNOWN_CALL, library
-from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces
 from raggedatlas.store.references import ChunkTable
 from raggedatlas.store.runtime import LRUCache, map_decode, shared_pool
+from raggedatlas.store.shards import WAVE_BYTES, ChunkPieces
 
 _BYTES_PER_TASK = 2**18
 _AS_IS = ChunkDecoder("none", checksum=False)
@@ -142,12 +142,12 @@ class FileArray:
     @property
     def n_across(self) -> int:
         """Chunks that the same rows are in; 1 where chunks hold whole rows."""
-        return product(self.grid[1:])
+        return math.prod(self.grid[1:])
 
     @property
     def n_bytes(self) -> int:
         """Decoded bytes of a chunk."""
-        return product(self.chunk_shape) * self.dtype.itemsize
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
 
     @property
     def in_rows(self) -> bool:

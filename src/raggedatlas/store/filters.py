@@ -344,6 +344,34 @@ def equal_to(name: str, value: Any) -> Filter:  # noqa: ANN401  (any value that 
     return IsNull(name) if value is None else Comparison(name, "==", plain_value(value))
 
 
+def all_equal(values: Mapping[str, Any]) -> Filter:
+    """Require ``{column: value, list of values, or None}`` of every cell; None asks for missing values.
+
+    Examples
+    --------
+    >>> all_equal({"cell_type": ["B", "T"], "n": 3, "donor": None})
+    (col('cell_type').isin(['B', 'T'])) & (col('n') == 3) & (col('donor').is_null())
+    """
+    if not values:
+        raise QueryError("where({}) holds no condition; leave it out, or write e.g. where({'cell_type': ['B', 'T']}).")
+    parts: list[Filter] = []
+    for name, value in ((str(key), value) for key, value in values.items()):
+        if isinstance(value, Filter | Mapping):
+            raise QueryError(f"The value for {name!r} must be a value, a list of values or None; got {value!r}.")
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            parts.append(Column(name).isin(value.tolist() if isinstance(value, np.ndarray) else value))
+        else:
+            parts.append(equal_to(name, value))
+    return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
+
+
+def to_sql(filters: Sequence[Filter], columns: Columns) -> str | None:
+    """Join filters with AND into one SQL condition; None when there are none."""
+    if not filters:
+        return None
+    return all_of(*(part.to_sql(columns) for part in filters))
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Condition(Filter):
     """A condition on one column.

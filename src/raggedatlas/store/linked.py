@@ -1,6 +1,7 @@
 """Arrays in files outside of the atlas: ranges of bytes of the recorded files, checked, and the chunks that they hold."""
 
 import hashlib
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, NotFoundError, StaleSourceError, StoreError
+from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import Link
-from raggedatlas.store.arrays import ArraySpec, product
 from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.file_arrays import FileArray, Ranges, read_file
 from raggedatlas.store.location import Location
@@ -105,9 +106,9 @@ def open_linked(location: Location, spec: ArraySpec, source: LinkedSource, decod
     if table is None:
         raise CorruptError(f"{where} do not name it; restore them from a copy, or link the dataset again.")
     dtype, chunk_shape = np.dtype(spec.dtype), spec.chunk_shape
-    n_stored, n_chunks = len(table.sizes), product(-(-n // c) for n, c in zip(spec.shape, chunk_shape, strict=True))
+    n_stored, n_chunks = len(table.sizes), math.prod(-(-n // c) for n, c in zip(spec.shape, chunk_shape, strict=True))
     # One piece that has as many bytes as the array. If nothing is stored of it, it is told by the missing chunks.
-    is_all = n_stored == 1 and table.sizes[0] == dtype.itemsize * product(spec.shape)
+    is_all = n_stored == 1 and table.sizes[0] == dtype.itemsize * math.prod(spec.shape)
     if decoder.is_plain and (is_all or (n_stored == 1 != n_chunks and table.sizes[0] < 0)):
         chunk_shape = tuple(max(1, n) for n in spec.shape)
     elif n_stored != n_chunks:

@@ -1,6 +1,7 @@
 """Batched reads of stored arrays: many row ranges in one call, every touched chunk decoded once, from mapped or remote shards."""
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -12,9 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError, StaleSourceError, ValuesError
-from raggedatlas.store.arrays import MAX_CHUNK_BYTES, ArraySpec, product
+from raggedatlas.model.arrays import MAX_CHUNK_BYTES, ArraySpec
 from raggedatlas.store.codecs import (
     ChunkDecoder,
+    array_decoder,
     extend_checksum,
 )
 from raggedatlas.store.file_arrays import FileArray, read_pieces
@@ -34,10 +36,11 @@ from raggedatlas.store.native import (
     RaColumns,
     library,
 )
-from raggedatlas.store.pieces import WAVE_BYTES, ChunkPieces, join_ranges, plan_pieces
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, map_requests
 from raggedatlas.store.shards import (
     SMALL_SHARD,
+    WAVE_BYTES,
+    ChunkPieces,
     Shard,
     fetch_chunks,
     fetch_index,
@@ -45,7 +48,9 @@ from raggedatlas.store.shards import (
     fetch_shard,
     hash_shard,
     hash_shards,
+    join_ranges,
     map_shard,
+    plan_pieces,
     shard_key,
 )
 from raggedatlas.store.sparse import move_runs, scan_integers
@@ -114,7 +119,7 @@ class ArrayReader:
     @cached_property
     def decoder(self) -> ChunkDecoder | None:
         """How one chunk is decoded; None where zarr-python must do it."""
-        return self.spec.decoder()
+        return array_decoder(self.spec)
 
     def file(self, number: int) -> tuple[Location, str]:
         """Return where the file is that a shard is or is part of."""
@@ -345,7 +350,7 @@ def verify(reader: ArrayReader) -> Verified:
 
 def _chunk_bytes(spec: ArraySpec) -> int:
     """Return the decoded bytes of one chunk (the full rows of one, where chunks are narrower)."""
-    return max(1, spec.chunk_shape[0] * product(spec.row_shape) * np.dtype(spec.dtype).itemsize)
+    return max(1, spec.chunk_shape[0] * math.prod(spec.row_shape) * np.dtype(spec.dtype).itemsize)
 
 
 def _check_bounds(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
@@ -394,7 +399,7 @@ def linked_cost(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np
     array = _linked_array(reader)
     if array is None:
         return LinkedCost(0, 0, 0)
-    n_used = int((ends - starts).sum()) * array.dtype.itemsize * product(spec.row_shape)
+    n_used = int((ends - starts).sum()) * array.dtype.itemsize * math.prod(spec.row_shape)
     bands = plan_pieces(starts, ends, array.chunk_shape[0]).chunks
     if array.in_rows:
         return LinkedCost(len(bands), n_used, n_used)

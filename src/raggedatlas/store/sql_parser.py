@@ -1,19 +1,16 @@
-"""Conditions from people: SQL text and mappings, turned into the expressions of `filters`, and these into SQL for Lance."""
+"""Conditions from people: SQL text, turned into the expressions of `filters`."""
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.model.arguments import brief
 from raggedatlas.model.terms import Under
 from raggedatlas.store.filters import (
     DEEPEST,
-    Column,
     Columns,
     Combination,
     Comparison,
@@ -23,12 +20,12 @@ from raggedatlas.store.filters import (
     Negation,
     UnderTerm,
     Verbatim,
+    all_equal,
     col,
-    equal_to,
     under,
     value_from_json,
 )
-from raggedatlas.store.sql import all_of, is_missing, quote_identifier, value_by_dataset
+from raggedatlas.store.sql import is_missing, quote_identifier, value_by_dataset
 
 # Longer signs come before their beginnings, and a number directly before a letter is no token at all.
 _TOKEN = re.compile(
@@ -70,16 +67,7 @@ class _Token:
 
 
 def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
-    """Convert the argument of `where` to a filter: SQL text, a mapping, or an expression of `col`.
-
-    A mapping is ``{column: value, list of values, or None}``; all of its items must hold, and None asks for missing
-    values.
-
-    Examples
-    --------
-    >>> as_filter({"cell_type": ["B", "T"], "n": 3, "donor": None})
-    (col('cell_type').isin(['B', 'T'])) & (col('n') == 3) & (col('donor').is_null())
-    """
+    """Convert the argument of `where` to a filter: SQL text, a mapping as of `all_equal`, or an expression of `col`."""
     if isinstance(condition, Filter):
         return condition
     if isinstance(condition, str):
@@ -87,9 +75,7 @@ def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
             raise QueryError("where('') holds no condition; leave it out, or write e.g. where(\"cell_type = 'B'\").")
         return Sql(condition)
     if isinstance(condition, Mapping):
-        parts = [_from_item(str(name), value) for name, value in condition.items()]
-        if parts:
-            return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
+        return all_equal(condition)
     raise QueryError(
         f"where takes SQL text, a mapping such as {{'cell_type': ['B', 'T']}}, or an expression such as col('n') > 3; got {condition!r}."
     )
@@ -135,13 +121,6 @@ def filter_from_dict(given: Mapping[str, Any], depth: int = 0) -> Filter:
     if operator not in makers:
         raise ArgumentError(f"A condition has an operator of {[*makers]}, not {brief(operator)}.")
     return makers[operator](**arguments)
-
-
-def to_sql(filters: Sequence[Filter], columns: Columns) -> str | None:
-    """Join filters with AND into one SQL condition; None when there are none."""
-    if not filters:
-        return None
-    return all_of(*(part.to_sql(columns) for part in filters))
 
 
 def parse_condition(text: str, columns: Columns) -> Filter:
@@ -194,15 +173,6 @@ class Sql(Filter):
 
     def __repr__(self) -> str:
         return self.text
-
-
-def _from_item(name: str, value: Any) -> Filter:  # noqa: ANN401  (any value that people compare with)
-    if isinstance(value, Filter | Mapping):
-        raise QueryError(f"The value for {name!r} must be a value, a list of values or None; got {value!r}.")
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        values: Iterable[Any] = value.tolist() if isinstance(value, np.ndarray) else value
-        return Column(name).isin(values)
-    return equal_to(name, value)
 
 
 @dataclass(frozen=True)

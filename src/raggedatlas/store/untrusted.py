@@ -1,6 +1,7 @@
 """Untrusted Zarr files: metadata and compressed frames are checked before memory is allocated."""
 
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,14 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SourceError
-from raggedatlas.store.arrays import MAX_CHUNK_BYTES, check_chunk_bytes, check_shapes, product
-from raggedatlas.store.codecs import (
-    DTYPES,
-    blosc_declared_bytes,
-    refuse_unknown_codecs,
-    with_checksum,
-    zstd_declared_bytes,
-)
+from raggedatlas.model.arrays import DTYPES, MAX_CHUNK_BYTES, check_chunk_bytes, check_shapes
+from raggedatlas.store.codecs import blosc_declared_bytes, refuse_unknown_codecs, with_checksum, zstd_declared_bytes
 from raggedatlas.store.shards import index_bytes, parse_index
 
 if TYPE_CHECKING:
@@ -228,11 +223,11 @@ def _check_v3(path: str, metadata: Mapping[str, Any]) -> StoredArray:
                 "little-endian bytes, with or without a crc32c, are read. Write it again with those."
             )
         index_first = settings.get("index_location", "end") == "start"
-        slots = product(outer) // max(1, product(inner))
+        slots = math.prod(outer) // max(1, math.prod(inner))
         _check_axes(path, shape, inner, outer)
     else:
         _check_axes(path, shape, inner, None)
-    n_bytes = product(inner) * _itemsize_v3(path, metadata["data_type"])
+    n_bytes = math.prod(inner) * _itemsize_v3(path, metadata["data_type"])
     check_chunk_bytes(path, n_bytes)
     names = [str(item["name"]).removeprefix("numcodecs.") for item in codecs]
     # Codecs are listed in the order of encoding, so the last one is the outermost.
@@ -257,7 +252,7 @@ def _check_v2(path: str, metadata: Mapping[str, Any]) -> StoredArray:
     chunk = tuple(metadata["chunks"])
     _check_axes(path, tuple(metadata["shape"]), chunk, None)
     dtype = np.dtype(_dtype_v2(metadata["dtype"]))
-    n_bytes = product(chunk) * dtype.itemsize
+    n_bytes = math.prod(chunk) * dtype.itemsize
     check_chunk_bytes(path, n_bytes)
     names = [str(step["id"]) for step in steps]
     compressors = tuple(name for name in reversed(names) if name in _FRAMES)

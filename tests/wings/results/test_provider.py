@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raggedatlas import DataProvider, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, RowIndexError, SourceError
 from raggedatlas.wings.results.data_request import HyraxDataset
-from raggedatlas.wings.results.provider import NanMode, prepare
+from raggedatlas.wings.results.provider import fill_nan, prepare
 from support.atlases import npy_run
 
 pytestmark = pytest.mark.fast
@@ -276,7 +276,7 @@ def test_missing_values_are_filled(tmp_path: Path, mode: str, expected: list[lis
     for bad in ({"nan_mode": "mean"}, {"nan_mode": "quantile", "nan_quantile": 2}):
         with pytest.raises(QueryError, match="nan_"):
             DataProvider({"data_set": bad}, request)
-    assert NanMode("zero").fill(np.arange(3)).tolist() == [0, 1, 2]
+    assert fill_nan(np.arange(3), "zero", 0.05).tolist() == [0, 1, 2]
 
 
 def test_missing_scalars_are_filled(tmp_path: Path) -> None:

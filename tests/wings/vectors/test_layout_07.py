@@ -461,7 +461,7 @@ def test_arrays_with_keys_of_zarr_2_are_read(tmp_path: Path, separator: str | No
 
 def test_gzip_of_any_size_is_refused_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small gzip stream of many bytes, also in its second member, takes no more memory than a chunk may; a damaged one is refused."""
-    monkeypatch.setattr("raggedatlas.store.arrays.MAX_CHUNK_BYTES", 2**21)
+    monkeypatch.setattr("raggedatlas.model.arrays.MAX_CHUNK_BYTES", 2**21)
     small, large = gzip.compress(bytes(2**20)), gzip.compress(bytes(2**25))
     two = decompress(np.frombuffer(small + small, np.uint8), ["gzip"], "x")
     assert two.size == 2**21

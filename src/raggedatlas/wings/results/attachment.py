@@ -94,14 +94,34 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
             f"The atlas has a result {name!r} already, added at {there.created_at}; choose another name, or pass "
             "on_duplicate='replace' to put this one in its place."
         )
-    read, shape, dtype = _values_of(dataset, options)
+    output = options.output or DATA
+    get = output_getter(dataset, output)
+    if not len(dataset):
+        raise SourceError(f"{dataset!r} has no rows; there is nothing to add.")
+    first = np.asarray(get(np.arange(1)))
+    # A single number is a vector of length 1.
+    shape, dtype = first.shape[1:] or (1,), first.dtype
+    if dtype.kind not in "fiu":
+        raise SourceError(f"The output {output!r} of {dataset!r} holds {dtype}; a result in an atlas holds numbers.")
+
+    def read(rows: NDArray[np.int64]) -> NDArray[Any]:
+        return np.asarray(get(rows)).reshape(len(rows), *shape)
+
     space = "" if options.as_ == "vector" else options.space or "embedding"
-    _check_shape(catalog, shape, dtype, space, options)
+    _check_shape(catalog, shape, dtype, space)
     uids, rows, counts, notes = _match_cells(catalog, dataset, options)
+    facts, folder = getattr(dataset, "facts", {}), local_folder(dataset.data_location)
+    keys = {
+        "verb": "result:verb", "model": "result:model", "model_hash": "result:model_hash", "parent": "result:parent",
+        "query": "atlas:query", "snapshot": "atlas:version",
+    }  # fmt: skip
     record = ResultRecord(
         uid=new_uid(), name=name, kind=options.as_, column=name, dtype=dtype.name, space=space,
         zarr_group="", width=shape[0], metric=options.metric if options.as_ == "vector" else "",
-        n_cells=len(rows), datasets=json.dumps(counts, sort_keys=True), **_origin(dataset, options),
+        n_cells=len(rows), datasets=json.dumps(counts, sort_keys=True),
+        output=output, source=absolute_location(dataset.data_location),
+        config=json.dumps({} if folder is None else read_config(folder), sort_keys=True, default=str),
+        **{field: str(facts.get(key, "")) for field, key in keys.items()},
     )  # fmt: skip
     skipped = there is not None and options.on_duplicate == "skip"
     plan = ResultPlan(record, shape, uids, rows, read, skipped, notes)
@@ -133,32 +153,9 @@ def _checked_name(catalog: Catalog, given: str | None, dataset: Any) -> str:  # 
     return name
 
 
-def _values_of(
-    dataset: Any,  # noqa: ANN401
-    options: ResultOptions,
-) -> tuple[Callable[[NDArray[np.int64]], NDArray[Any]], tuple[int, ...], np.dtype[Any]]:
-    """Return a reader of an output, its shape (a single number is a vector of length 1) and its dtype."""
-    output = options.output or DATA
-    get = output_getter(dataset, output)
-    if not len(dataset):
-        raise SourceError(f"{dataset!r} has no rows; there is nothing to add.")
-    first = np.asarray(get(np.arange(1)))
-    shape = first.shape[1:] or (1,)
-    if first.dtype.kind not in "fiu":
-        raise SourceError(
-            f"The output {output!r} of {dataset!r} holds {first.dtype}; a result in an atlas holds numbers."
-        )
-
-    def read(rows: NDArray[np.int64]) -> NDArray[Any]:
-        return np.asarray(get(rows)).reshape(len(rows), *shape)
-
-    return read, shape, first.dtype
-
-
-def _check_shape(
-    catalog: Catalog, shape: tuple[int, ...], dtype: np.dtype[Any], space: str, options: ResultOptions
-) -> None:
-    if options.as_ == "vector":
+def _check_shape(catalog: Catalog, shape: tuple[int, ...], dtype: np.dtype[Any], space: str) -> None:
+    """Refuse values that the feature space does not take, or, without a space, a vector index."""
+    if not space:
         if len(shape) != 1 or dtype.name not in {"float16", "float32"}:
             raise SourceError(
                 f"as_='vector' takes vectors of float16 or float32, not {dtype} of shape {shape}; write them as float32, or leave "
@@ -185,7 +182,15 @@ def _match_cells(
 ) -> tuple[pa.Array, NDArray[np.int64], dict[str, int], tuple[str, ...]]:
     """Join ids with the cells whose dataset is visible: uids and result rows in table order, cells per dataset, notes."""
     ids = dataset.ids().to_arrow()
-    _refuse_repeated(ids, dataset)
+    # `mode="all"` counts null as a value; otherwise one missing id would look like a repeated one.
+    if n_repeated := len(ids) - pc.count_distinct(ids, mode="all").as_py():
+        counts = pc.value_counts(ids)
+        twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0].as_py()
+        at = np.flatnonzero(pc.equal(ids, twice["values"]).to_numpy(zero_copy_only=False))
+        raise SourceError(
+            f"{dataset!r} has {n_repeated:,} ids more than once, the first {twice['values']!r} in the rows {at[:3].tolist()}; a cell has "
+            "one result. Write the results again."
+        )
     inventory = {record.uid: record.name for record in read_records(catalog)}
     cells = catalog.tables.read(CELLS, ["uid", "dataset_uid"])
     cells = cells.filter(in_datasets(cells, inventory))
@@ -216,20 +221,6 @@ def _match_cells(
     return uids.filter(kept).cast(pa.string()), rows, counts, tuple(notes)
 
 
-def _refuse_repeated(ids: pa.Array, dataset: Any) -> None:  # noqa: ANN401
-    # `mode="all"` counts null as a value; otherwise one missing id would look like a repeated one.
-    n_repeated = len(ids) - pc.count_distinct(ids, mode="all").as_py()
-    if not n_repeated:
-        return
-    counts = pc.value_counts(ids)
-    twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0].as_py()
-    rows = np.flatnonzero(pc.equal(ids, twice["values"]).to_numpy(zero_copy_only=False))
-    raise SourceError(
-        f"{dataset!r} has {n_repeated:,} ids more than once, the first {twice['values']!r} in the rows {rows[:3].tolist()}; a cell has "
-        "one result. Write the results again."
-    )
-
-
 def _content_hash(plan: ResultPlan, dataset: Any) -> str:  # noqa: ANN401
     """Hash uids and values in table order, and refuse what is not finite on the way."""
     digest = hashlib.blake2b(f"{plan.record.dtype} {plan.shape}".encode(), digest_size=16)
@@ -249,23 +240,6 @@ def _content_hash(plan: ResultPlan, dataset: Any) -> str:  # noqa: ANN401
         digest.update(np.ascontiguousarray(block).tobytes())
         start = stop
     return digest.hexdigest()
-
-
-def _origin(dataset: Any, options: ResultOptions) -> dict[str, str]:  # noqa: ANN401
-    """Return where results come from, from the metadata of their table and their configuration file."""
-    facts = getattr(dataset, "facts", {})
-    folder = local_folder(dataset.data_location)
-    config = read_config(folder) if folder is not None else {}
-    keys = {
-        "verb": "result:verb", "model": "result:model", "model_hash": "result:model_hash", "parent": "result:parent",
-        "query": "atlas:query", "snapshot": "atlas:version",
-    }  # fmt: skip
-    return {
-        **{name: str(facts.get(key, "")) for name, key in keys.items()},
-        "output": options.output or DATA,
-        "source": absolute_location(dataset.data_location),
-        "config": json.dumps(config, sort_keys=True, default=str),
-    }
 
 
 RESULT_STEPS = ("plan", "lease", "block", "arrays", "column", "index", "record", "done")
@@ -292,12 +266,46 @@ class ResultAttachment(Attachment[ResultReport]):
     def stage(self, progress: Progress) -> None:
         """Write the array, the column of pointers or vectors, and its index."""
         if self.record.kind == "space":
-            self.record = _write_array(self.catalog, self.decided, progress)
+            self._write_array(progress)
         progress("arrays", 1, 1)
-        self.record = _fill_column(self.catalog, self.decided, self.record)
+        # The name may be taken as a column by the result to be replaced, or by what a killed call left.
+        for column in (self.record.name, f"{self.record.name}_{self.uid[:8]}"):
+            named = self.record.model_copy(update={"column": column})
+            if named.kind == "space":
+                kind = pointer_field(column, PointerKind.DENSE, named.space)
+            else:
+                kind = pa.field(column, pa.list_(pa.from_numpy_dtype(np.dtype(named.dtype)), named.width))
+            schema = pa.schema([mark_result(kind, named.uid, named.name)])
+            with contextlib.suppress(DuplicateError):
+                # Pointers or vectors of the cells, in one commit.
+                self.catalog.tables.fill_columns(CELLS, partial(_values, self.catalog, self.decided, named, schema))
+                self.record = named
+                break
+        else:
+            raise SchemaError(
+                f"The cells have columns for {self.record.name!r} that nobody names; run repair(), and add it again."
+            )
         progress("column", 1, 1)
         self.record = index_result(self.catalog, self.decided, self.record)
         progress("index", 1, 1)
+
+    def _write_array(self, progress: Progress) -> None:
+        """Write the values in table order, so that cells of one dataset are stored together."""
+        record, plan, arrays = self.record, self.decided, self.catalog.arrays
+        own = f"layers/{VALUES}"
+        create_group(arrays, f"{record.zarr_group}/layers")
+        writer = ArrayWriter(
+            arrays, f"{record.zarr_group}/{own}", np.dtype(record.dtype), plan.shape, profile=self.catalog.codec()
+        )
+        done, wide, largest = 0, writer.dtype in (np.int64, np.uint64), 0
+        for block in plan.blocks():
+            writer.append(block)
+            done += len(block)
+            if wide and block.size:
+                largest = max(largest, -int(block.min()), int(block.max()))
+            progress("block", done, len(plan.rows))
+        spec = replace(writer.close(), largest=largest if wide else None)
+        self.record = record.model_copy(update=array_columns({own: spec}, writer.checksums(own)))
 
     def commit(self, progress: Progress) -> Done:
         """Write the row of the registry; raise if another writer took the name since it was checked."""
@@ -357,37 +365,6 @@ class ResultAttachment(Attachment[ResultReport]):
         )  # fmt: skip
 
 
-def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> ResultRecord:
-    """Write the values in table order, so that cells of one dataset are stored together."""
-    record = plan.record
-    path = f"{record.zarr_group}/layers/{VALUES}"
-    create_group(catalog.arrays, f"{record.zarr_group}/layers")
-    writer = ArrayWriter(catalog.arrays, path, np.dtype(record.dtype), plan.shape, profile=catalog.codec())
-    done, wide, largest = 0, writer.dtype in (np.int64, np.uint64), 0
-    for block in plan.blocks():
-        writer.append(block)
-        done += len(block)
-        if wide and block.size:
-            largest = max(largest, -int(block.min()), int(block.max()))
-        progress("block", done, len(plan.rows))
-    own = f"layers/{VALUES}"
-    spec = replace(writer.close(), largest=largest if wide else None)
-    return record.model_copy(update=array_columns({own: spec}, writer.checksums(own)))
-
-
-def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:
-    """Write the pointers or vectors of the cells in one commit, into a column with the result's name where that is free."""
-    for column in (record.name, f"{record.name}_{record.uid[:8]}"):
-        named = record.model_copy(update={"column": column})
-        schema = pa.schema([mark_result(_field(named), named.uid, named.name)])
-
-        # The first name may be taken by the result to be replaced, or by what a killed call left.
-        with contextlib.suppress(DuplicateError):
-            catalog.tables.fill_columns(CELLS, partial(_values, catalog, plan, record, schema))
-            return named
-    raise SchemaError(f"The cells have columns for {record.name!r} that nobody names; run repair(), and add it again.")
-
-
 def _values(
     catalog: Catalog, plan: ResultPlan, record: ResultRecord, schema: pa.Schema, at: Tables
 ) -> pa.RecordBatchReader:
@@ -410,12 +387,6 @@ def _values(
     blocks = (places.slice(start, BLOCK_ROWS) for start in range(0, len(places), BLOCK_ROWS))
     batches = (pa.RecordBatch.from_arrays([_column(plan, record, block)], schema=schema) for block in blocks)
     return pa.RecordBatchReader.from_batches(schema, batches)
-
-
-def _field(record: ResultRecord) -> pa.Field:
-    if record.kind == "space":
-        return pointer_field(record.column, PointerKind.DENSE, record.space)
-    return pa.field(record.column, pa.list_(pa.from_numpy_dtype(np.dtype(record.dtype)), record.width))
 
 
 def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
@@ -460,7 +431,12 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
         def measure(nprobes: int) -> float:
             asked = {"minimum_nprobes": nprobes, "maximum_nprobes": nprobes, "refine_factor": REFINE}
             found = [_nearest(table, record, *each, asked) for each in zip(own, vectors, strict=True)]
-            return float(np.mean([_recall(f, t) for f, t in zip(found, true, strict=True)]))
+            # By distance, because equally near cells may be listed in another order. `dot` distances can be negative.
+            shares = [
+                (f <= t[-1] + 1e-5 * (abs(t[-1]) + 1)).sum() / len(t) if len(t) else 1.0
+                for f, t in zip(found, true, strict=True)
+            ]
+            return float(np.mean(shares))
 
         nprobes, recall = choose_nprobes(measure, parts, _LEAST_RECALL)
     facts = IndexFacts(kind="IVF_SQ", n_partitions=parts, nprobes=nprobes, recall=recall, k=_K, n_queries=len(chosen))
@@ -475,14 +451,6 @@ def _nearest(
     found = table.to_table(columns=["uid", "_distance"], nearest=nearest)
     others = found.filter(pc.field("uid") != own)
     return np.sort(others.column("_distance").to_numpy().astype(np.float64))[:_K]
-
-
-def _recall(found: NDArray[np.float64], true: NDArray[np.float64]) -> float:
-    """Return the share of the neighbours that are as near as the last true one."""
-    if not len(true):
-        return 1.0
-    # By distance, because equally near cells may be listed in another order. `dot` distances can be negative.
-    return float((found <= true[-1] + 1e-5 * (abs(true[-1]) + 1)).sum() / len(true))
 
 
 def result_attachment(

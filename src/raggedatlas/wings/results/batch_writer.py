@@ -312,8 +312,14 @@ class BatchWriter(ABC):
         n = len(next(iter(outputs.values())))
         if len(ids) != n:
             raise SourceError(f"Batch {number}: got {len(ids)} ids for {n} rows; expected one id per row.")
-        if n or (self._columns is None and _has_shape(data)):
-            self._check_columns(_make_columns(outputs, number), f"Batch {number}")
+        # An empty array has a shape, and an empty list has not.
+        shaped = all(hasattr(each, "shape") for each in (data.values() if isinstance(data, Mapping) else [data]))
+        if n or (self._columns is None and shaped):
+            try:
+                found = tuple(ResultColumn(name, each.shape[1:], each.dtype) for name, each in outputs.items())
+            except SourceError as error:
+                raise SourceError(f"Batch {number}: {error}") from error
+            self._check_columns(found, f"Batch {number}")
         if n:
             self._write(ids, outputs, f"Batch {number}")
         self._n_batches += 1
@@ -353,13 +359,14 @@ class BatchWriter(ABC):
         if self._seen.may_contain(hashes):
             self._raise_for_duplicates(ids, what)
         try:
-            files = self._open_files()
-            files.write(batch)
+            if self._files is None:
+                self._files = FragmentWriter(self._table / "data", results_schema(self.columns, self.facts))
+            self._files.write(batch)
             self._seen.add(hashes)
             if time.monotonic() - self._saved_at >= max(
                 CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (self._saved_at - self._started_at)
             ):
-                self._save(files)
+                self._save(self._files)
         except BaseException:
             # A part of the batch may already be written.
             self._fail()
@@ -419,11 +426,6 @@ class BatchWriter(ABC):
                     f"{what}, row {row}: the id {each!r} already has a result; each object has a single result in a run."
                 )
             written.add(each)
-
-    def _open_files(self) -> FragmentWriter:
-        if self._files is None:
-            self._files = FragmentWriter(self._table / "data", results_schema(self.columns, self.facts))
-        return self._files
 
     def _finish_files(self) -> list[Fragment]:
         """Finish the current file, and return all files of the run in row order."""
@@ -497,19 +499,6 @@ class BatchWriter(ABC):
             raise
 
 
-def _make_columns(outputs: Mapping[str, NDArray[Any]], batch: int) -> tuple[ResultColumn, ...]:
-    """Return the columns of a batch, or raise if a table cannot hold them."""
-    try:
-        return tuple(ResultColumn(name, values.shape[1:], values.dtype) for name, values in outputs.items())
-    except SourceError as error:
-        raise SourceError(f"Batch {batch}: {error}") from error
-
-
-def _has_shape(data: Any) -> bool:  # noqa: ANN401
-    """Return whether an empty batch has a shape, as an array has and an empty list has not."""
-    return all(hasattr(each, "shape") for each in (data.values() if isinstance(data, Mapping) else [data]))
-
-
 MAX_RUN = 2**20
 """Maximum length of a sorted run in memory; longer runs are moved to a file and no longer merged."""
 
@@ -558,14 +547,12 @@ class IdHashSet:
             self._runs.append(merged)
         # Each run is more than `_RATIO` times as long as the next, so only the first can be too long.
         if len(self._runs[0]) >= MAX_RUN:
-            self._stored.append(self._store(self._runs.pop(0)))
-
-    def _store(self, run: NDArray[np.int64]) -> NDArray[np.int64]:
-        with store_errors(f"write into {self._folder}"), tempfile.TemporaryFile(dir=self._folder) as file:
-            run.tofile(file)
-            file.flush()
-            # The mapping keeps the deleted file alive.
-            return np.memmap(file, np.int64, "r", shape=run.shape)
+            run = self._runs.pop(0)
+            with store_errors(f"write into {self._folder}"), tempfile.TemporaryFile(dir=self._folder) as file:
+                run.tofile(file)
+                file.flush()
+                # The mapping keeps the deleted file alive.
+                self._stored.append(np.memmap(file, np.int64, "r", shape=run.shape))
 
 
 def hash_ids(ids: Sequence[str]) -> NDArray[np.int64]:

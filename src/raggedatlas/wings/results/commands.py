@@ -21,10 +21,10 @@ from raggedatlas.cli.options import (
     Strict,
     Strings,
     argument,
-    flag,
     option,
     parse_pairs,
     repeatable,
+    repeatable_option,
     value_option,
 )
 from raggedatlas.cli.printing import print_facts, print_json, print_table, print_text, progress
@@ -165,14 +165,6 @@ def infer(
     return describe_results(*_run(apply, model, query, **own, **model_options.choices(), **run_options.choices()))
 
 
-@dataclass(frozen=True)
-class ScoringOptions:
-    """Options of the evaluation."""
-
-    category: Strings = repeatable(None, "Class, in the order of the model's outputs")
-    prediction: str | None = option("NAME", "Output to evaluate, if the model has several")
-
-
 @command(MODELS, "test pbmc.atlas models.py:Classifier cell_type", name="test")
 def measure(
     atlas_options: AtlasOptions,
@@ -182,13 +174,14 @@ def measure(
     model_options: ModelOptions,
     run_options: RunOptions,
     selection: Selection,
-    scoring: ScoringOptions,
+    category: Annotated[list[str] | None, repeatable_option(None, "Class, in the order of the model's outputs")] = None,
+    prediction: Annotated[str | None, value_option("NAME", "Output to evaluate, if the model has several")] = None,
 ) -> None:
     """Apply a model to labelled cells, and measure its accuracy."""
     from raggedatlas.wings.results.verbs.evaluation import test as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
-    own: dict[str, Any] = {"target": target, "categories": scoring.category or None, "output": scoring.prediction}
+    own: dict[str, Any] = {"target": target, "categories": category or None, "output": prediction}
     found, folder = _run(apply, model, query, **own, **model_options.choices(), **run_options.choices())
     scores = found.scores
     document, text = describe_results(found, folder, scores=asdict(scores))
@@ -204,20 +197,16 @@ def measure(
     print_table(named, ["target \\ predicted", *scores.categories], empty="")
 
 
-@dataclass(frozen=True)
-class EngineInputs:
-    """Inputs of the model."""
-
-    input_: Strings = repeatable("NAME=WHAT", "Source of an input of the model: X, or a cell column", "--input")
-
-
 @command(MODELS, "engine pbmc.atlas encoder.onnx -f CD3D -f MS4A1")
 def engine(
     atlas_options: AtlasOptions,
     model: Annotated[str, argument("An .onnx file", "FILE")],
     *,
     selection: Selection,
-    engine_inputs: EngineInputs,
+    inputs: Annotated[
+        list[str] | None,
+        repeatable_option("NAME=WHAT", "Source of an input of the model: X, or a cell column", "--input"),
+    ] = None,
     run_options: RunOptions,
     resume: Resume = False,
 ) -> tuple[Any, str]:
@@ -225,7 +214,7 @@ def engine(
     from raggedatlas.wings.results.verbs.inference import engine as apply
 
     query = selection.ask(atlas_options.open_snapshot(run_options.at))
-    own: dict[str, Any] = {"inputs": parse_pairs(engine_inputs.input_, "--input") or None, "resume": resume}
+    own: dict[str, Any] = {"inputs": parse_pairs(inputs or [], "--input") or None, "resume": resume}
     return describe_results(*_run(apply, model, query, **own, **run_options.choices()))
 
 
@@ -292,15 +281,6 @@ def pca(
     return describe_results(*_run(apply, reduction.open(source, selection), **own, **reduction.choices()))
 
 
-@dataclass(frozen=True)
-class UmapLayoutOptions:
-    """Options of the layout."""
-
-    n_neighbors: int | None = option(None, "Number of neighbours", show="15", min=2)
-    min_dist: float | None = option(None, "Minimum distance of points", show="0.1", min=0, max=1)
-    metric: UmapMetric | None = option(None, "Distance between rows", show="euclidean")
-
-
 @command(MODELS, "umap results/pca -o results/umap")
 def umap(
     source: Source,
@@ -311,14 +291,19 @@ def umap(
     sample_size: Annotated[
         int | None, typer.Option(min=2, help="Number of rows in the fit; 10,000 by default.")
     ] = None,
-    layout: UmapLayoutOptions,
+    n_neighbors: Annotated[int | None, value_option(None, "Number of neighbours", default="15", min=2)] = None,
+    min_dist: Annotated[
+        float | None, value_option(None, "Minimum distance of points", default="0.1", min=0, max=1)
+    ] = None,
+    metric: Annotated[UmapMetric | None, value_option(None, "Distance between rows", default="euclidean")] = None,
 ) -> tuple[Any, str]:
     """Compute a UMAP of results, or of cells of an atlas."""
     from raggedatlas.wings.results.verbs.reduction import umap as apply
 
     # Not None: options that were not given are for `umap` to choose.
+    layout = {"n_neighbors": n_neighbors, "min_dist": min_dist, "metric": metric}
     own: dict[str, Any] = {"n_components": n_components, "sample_size": sample_size}
-    own |= {name: value for name, value in asdict(layout).items() if value is not None}
+    own |= {name: value for name, value in layout.items() if value is not None}
     return describe_results(*_run(apply, reduction.open(source, selection), **own, **reduction.choices()))
 
 
@@ -376,28 +361,6 @@ def save_to_database(
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Among:
-    """Which cells can be neighbours."""
-
-    atlas: str | None = option(None, "Atlas whose metadata are meant")
-    where: Strings = repeatable("SQL", "Cells that can be neighbours", "--where", "-w")
-    strict: Strict = False
-    obs: Strings = repeatable("COLUMN", "Show a cell column")
-    at: AtSnapshot = None
-
-    def query(self) -> "Query | None":
-        """Return a query of the atlas, if one is named."""
-        if self.atlas is None:
-            if self.where or self.obs:
-                raise typer.BadParameter("cell columns need --atlas", param_hint="--where, --obs")
-            return None
-        query = AtlasOptions(self.atlas).open_snapshot(self.at).query()
-        for condition in self.where:
-            query = query.where(condition)
-        return query.obs(self.obs) if self.obs else query
-
-
 def read_vectors(path: str) -> "NDArray[Any]":
     """Read vectors from a ``.npy`` file, or refuse it."""
     import numpy as np
@@ -416,24 +379,23 @@ def read_vectors(path: str) -> "NDArray[Any]":
     return found
 
 
-@dataclass(frozen=True)
-class Measured:
-    """How near is measured."""
-
-    k: int = option(None, "Neighbours of each", "-k", default=10, min=1)
-    column: Column = "data"
-    metric: Distance = "l2"
-    exact: bool = flag("--exact", "Compare every row even where there is an index")
-
-
 @command(MODELS, "neighbors results/z 1f0c5a2b9d3e4f60 --atlas pbmc.atlas -w \"tissue = 'lung'\"")
 def neighbors(
     results: Results,
     uids: Annotated[list[str] | None, argument("Cells", "[UID]...")] = None,
     *,
     vectors: Annotated[str | None, value_option("FILE", "Instead of cells: a .npy file of vectors")] = None,
-    among: Among,
-    measured: Measured,
+    atlas: Annotated[str | None, value_option(None, "Atlas whose metadata are meant")] = None,
+    where: Annotated[
+        list[str] | None, repeatable_option("SQL", "Cells that can be neighbours", "--where", "-w")
+    ] = None,
+    strict: Strict = False,
+    obs: Annotated[list[str] | None, repeatable_option("COLUMN", "Show a cell column")] = None,
+    at: AtSnapshot = None,
+    k: Annotated[int, value_option(None, "Neighbours of each", "-k", default=True, min=1)] = 10,
+    column: Column = "data",
+    metric: Distance = "l2",
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every row even where there is an index.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the cells whose results are nearest to those of some cells, or to some vectors."""
@@ -443,10 +405,16 @@ def neighbors(
     if bool(uids) == (vectors is not None):
         raise typer.BadParameter("name cells, or a file with --vectors", param_hint="UID")
     asked = uids or [] if vectors is None else read_vectors(vectors)
-    query = among.query()
+    query = None
+    if atlas is not None:
+        query = AtlasOptions(atlas).open_snapshot(at).query()
+        for condition in where or ():
+            query = query.where(condition)
+        query = query.obs(obs) if obs else query
+    elif where or obs:
+        raise typer.BadParameter("cell columns need --atlas", param_hint="--where, --obs")
     with progress(f"search {results}"):
-        # Fields of `Measured` have the names of the arguments of `neighbors`.
-        found = find(results, asked, among=query, **asdict(measured))
+        found = find(results, asked, among=query, k=k, column=column, metric=metric, exact=exact)
     rows = found.to_pylist()
     print_table(rows, found.column_names, empty="No neighbours.", as_json=as_json)
 

@@ -26,7 +26,7 @@ from raggedatlas.wings.results.folder import (
 from raggedatlas.wings.results.row_readers import (
     LanceRowReader,
     ObjectIds,
-    VectorReader,
+    PageRowReader,
     array_reader,
     is_mapping_enabled,
     lookup_rows,
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 _MAX_IN_MEMORY = 64 * 2**20
 _ITERATION_ROWS = 1024
+
+VectorReader = PageRowReader | LanceRowReader
+"""Random access to the flattened rows of a column; row numbers are validated here."""
 
 
 class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
@@ -366,24 +369,22 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
     def _reader(self, column: ResultColumn) -> VectorReader:
         """Return the row reader of a column; it is chosen at the first read."""
         if column.name not in self._readers:
-            self._readers[column.name] = self._map(column) or self._read_through_lance(column)
+            source: VectorReader | None = self._map(column)
+            if source is None:
+                source = LanceRowReader(self._table, column, self._n_rows)
+                # `mapped=False` reads every row through Lance, so nothing is kept in memory either.
+                if self._mapped and 0 < self._n_rows * column.n_bytes <= _MAX_IN_MEMORY:
+                    values = np.empty((self._n_rows, column.n_values), column.dtype)
+                    source.span(0, values)
+                    source = array_reader(values)
+            self._readers[column.name] = source
             self._first = self._readers.get(self._column.name)
         return self._readers[column.name]
 
-    def _map(self, column: ResultColumn) -> VectorReader | None:
+    def _map(self, column: ResultColumn) -> PageRowReader | None:
         if not (self._mapped and self._location.is_local and is_mapping_enabled()):
             return None
         return map_column(self._table, column, table_path(self._location.path))
-
-    def _read_through_lance(self, column: ResultColumn) -> VectorReader:
-        """Return a reader that holds a small column in memory, and reads rows of a large one through Lance on demand."""
-        taken = LanceRowReader(self._table, column, self._n_rows)
-        # `mapped=False` reads every row through Lance, so nothing is kept in memory either.
-        if self._n_rows == 0 or self._n_rows * column.n_bytes > _MAX_IN_MEMORY or not self._mapped:
-            return taken
-        values = np.empty((self._n_rows, column.n_values), column.dtype)
-        taken.span(0, values)
-        return array_reader(values)
 
     @cached_property
     def _ids(self) -> pa.Array:

@@ -236,7 +236,19 @@ def config_text(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any
     `replace` is whether an existing file is replaced if the configuration is known. Raises `SourceError` for what TOML
     cannot represent.
     """
-    text = to_toml(config) if config is not None else _text_of(dataset)
+    text = None
+    if config is None and dataset is not None:
+        config = getattr(dataset, "original_config", None)
+        if config is None:
+            location = getattr(dataset, "data_location", None)
+            folder = local_folder(location) if isinstance(location, str | os.PathLike) else None
+            if folder is not None and (folder / CONFIG_FILE).is_file():
+                text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+            else:
+                config = getattr(dataset, "config", None)
+        config = config if isinstance(config, Mapping) else None
+    if config is not None:
+        text = to_toml(config)
     if (result_dir / CONFIG_FILE).exists() and not (replace and text is not None):
         return None
     return _UNKNOWN if text is None else text
@@ -247,19 +259,6 @@ def write_config(result_dir: Path, text: str | None) -> None:
     if text is not None:
         with atomic_write(result_dir / CONFIG_FILE) as temporary:
             temporary.write_text(text, encoding="utf-8")
-
-
-def _text_of(dataset: Any) -> str | None:  # noqa: ANN401
-    if dataset is None:
-        return None
-    config = getattr(dataset, "original_config", None)
-    if config is None:
-        location = getattr(dataset, "data_location", None)
-        folder = local_folder(location) if isinstance(location, str | os.PathLike) else None
-        if folder is not None and (folder / CONFIG_FILE).is_file():
-            return (folder / CONFIG_FILE).read_text(encoding="utf-8")
-        config = getattr(dataset, "config", None)
-    return to_toml(config) if isinstance(config, Mapping) else None
 
 
 def read_config(result_dir: Path) -> dict[str, Any]:

@@ -162,11 +162,6 @@ class NpyResults:
                     f"{batch.path}, row {again}: the file has the id {name!r} twice, and {INDEX_FILE} once; the two belong to different runs."
                 )
 
-    def _locate(self, name: Any) -> str:  # noqa: ANN401  (an id of any type)
-        """Return the batches and rows of an id as text."""
-        found = [(batch.number, row) for batch in self.batches for row in np.flatnonzero(batch.map()[_ID] == name)]
-        return "; ".join(f"batch {number}, row {row}" for number, row in found)
-
     def _check_order(self) -> None:
         """Raise if the index is not sorted by id, or has duplicate ids."""
         last = self.index[_ID][:0]
@@ -175,8 +170,13 @@ class NpyResults:
             names = np.concatenate([last, block[_ID]])
             same = np.flatnonzero(names[1:] == names[:-1])
             if len(same):
+                name = names[same[0]]
+                places = [
+                    (each.number, row) for each in self.batches for row in np.flatnonzero(each.map()[_ID] == name)
+                ]
+                listed = "; ".join(f"batch {number}, row {row}" for number, row in places)
                 raise SourceError(
-                    f"{self.folder} has the id {as_ids(names[same[:1]], 0)[0]!r} more than once ({self._locate(names[same[0]])}); a table "
+                    f"{self.folder} has the id {as_ids(names[same[:1]], 0)[0]!r} more than once ({listed}); a table "
                     "holds each object once. Old writers truncated ids to the longest known length."
                 )
             if np.any(names[1:] < names[:-1]):
@@ -568,7 +568,12 @@ def convert_results(
     tensor = files.tensor(promote=promote)
     ResultColumn(DATA, tensor.shape, tensor.base)  # Raises if a table cannot hold it.
     files.check_ids()
-    rows = np.arange(files.n_rows) if spot_check is None else _sample(files.n_rows, spot_check)
+    rows = np.arange(files.n_rows)
+    if spot_check is not None:
+        if spot_check < 1:
+            raise QueryError(f"spot_check={spot_check}; expected at least 1, or None to verify all rows.")
+        # Sorted, because `read_back` needs ascending rows.
+        rows = np.sort(np.random.default_rng(0).choice(files.n_rows, min(spot_check, files.n_rows), replace=False))
     step = max(1, _CHUNK_BYTES // max(1, tensor.itemsize))
     with ResultDatasetWriter(files.folder, overwrite=overwrite) as writer:
         for start, end in pairwise(files.starts.tolist()):
@@ -582,13 +587,6 @@ def convert_results(
     if len(dataset) != files.n_rows:
         raise CorruptError(f"{files.folder}: the table has {len(dataset):,} rows, but the index has {files.n_rows:,}.")
     return ResultConversion(files.folder, files.n_rows, len(files.batches), tensor.shape, tensor.base, len(rows))
-
-
-def _sample(n_rows: int, size: int) -> NDArray[np.int64]:
-    if size < 1:
-        raise QueryError(f"spot_check={size}; expected at least 1, or None to verify all rows.")
-    # Sorted, because `read_back` needs ascending rows.
-    return np.sort(np.random.default_rng(0).choice(n_rows, min(size, n_rows), replace=False))
 
 
 def _compare(files: NpyResults, writer: ResultDatasetWriter, rows: NDArray[np.int64], step: int) -> Iterator[int]:

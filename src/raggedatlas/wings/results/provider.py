@@ -4,8 +4,8 @@ Joins are computed once, in memory; nothing is cached in the data folders, and n
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -195,7 +195,13 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
     def __init__(self, config: Mapping[str, Any], request: Mapping[str, Any]) -> None:
         self.config = config
         self.data_request = request
-        self._nan = NanMode.of(config)
+        options = config.get("data_set", {})
+        mode, quantile = options.get("nan_mode") or False, float(options.get("nan_quantile", 0.05))
+        if mode not in (False, "zero", "quantile"):
+            raise QueryError(f"nan_mode is {mode!r}; expected false, 'zero' or 'quantile'.")
+        if not 0 <= quantile <= 1:
+            raise QueryError(f"nan_quantile is {quantile}; expected a number from 0 to 1.")
+        self._fill = partial(fill_nan, mode=mode, quantile=quantile)
         requests = parse_group(request)
         self.datasets = {each.name: JoinedDataset(each, config) for each in requests}
         self.primary = next(self.datasets[each.name] for each in requests if each.primary_id_field)
@@ -248,7 +254,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
         for name, each in self.datasets.items():
             places = each.places(rows)
             made[name] = {
-                field: self._nan.fill(np.asarray(values))
+                field: self._fill(np.asarray(values))
                 for field, values in each.read(places[places >= 0], each.fields).items()
             }
             if each.rows is not None:
@@ -276,7 +282,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
     def _filled(self, collated: Any) -> Any:  # noqa: ANN401  (what a dataset's own collate gives)
         if isinstance(collated, Mapping):
             return {name: self._filled(value) for name, value in collated.items()}
-        return self._nan.fill(collated) if isinstance(collated, np.ndarray) else collated
+        return self._fill(collated) if isinstance(collated, np.ndarray) else collated
 
     def sample_data(self) -> Sample:
         """Return the first sample, from which a model can infer shapes."""
@@ -334,50 +340,30 @@ def prepare(config: Mapping[str, Any]) -> dict[str, DataProvider]:
     return {name: DataProvider(config, group) for name, group in groups.items()}
 
 
-@dataclass(frozen=True)
-class NanMode:
-    """Handling of NaN in batches."""
+def fill_nan(values: NDArray[Any], mode: Any, quantile: float) -> NDArray[Any]:  # noqa: ANN401  (of a configuration)
+    """Fill NaN of a batch, (k, ...), in a copy: with zero, or with a quantile of the other values of the row.
 
-    mode: Literal["zero", "quantile"] | Literal[False] = False  # False keeps NaN
-    quantile: float = 0.05  # of the other values of the row, between 0 and 1
+    Mode False keeps NaN; arrays that are not floating point are returned unchanged. A row of only NaN is filled with zero.
 
-    def __post_init__(self) -> None:
-        """Validate mode and quantile."""
-        if self.mode not in (False, "zero", "quantile"):
-            raise QueryError(f"nan_mode is {self.mode!r}; expected false, 'zero' or 'quantile'.")
-        if not 0 <= self.quantile <= 1:
-            raise QueryError(f"nan_quantile is {self.quantile}; expected a number from 0 to 1.")
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "NanMode":
-        """Create from ``data_set.nan_mode`` and ``data_set.nan_quantile`` of a configuration."""
-        options = config.get("data_set", {})
-        return cls(options.get("nan_mode") or False, float(options.get("nan_quantile", 0.05)))
-
-    def fill(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Fill NaN of a batch, (k, ...), in a copy; arrays that are not floating point are returned unchanged.
-
-        A row of only NaN is filled with zero.
-
-        Examples
-        --------
-        >>> NanMode("quantile", 0.5).fill(np.array([[1.0, np.nan, 3.0], [np.nan] * 3]))
-        array([[1., 2., 3.],
-               [0., 0., 0.]])
-        """
-        if self.mode is False or values.dtype.kind != "f" or not len(values):
-            return values
-        missing = np.isnan(values)
-        if not missing.any():
-            return values
-        if self.mode == "zero":
-            # Zero of the same type, so that the result has the dtype of the values.
-            return np.where(missing, values.dtype.type(0), values)
-        missing = missing.reshape(len(values), -1)
-        out = values.copy()
-        # A view of the copy, in which scalars are rows of one value too.
-        filled = out.reshape(missing.shape)
-        for row in np.flatnonzero(missing.any(axis=1)):
-            known = filled[row][~missing[row]]
-            filled[row][missing[row]] = np.quantile(known, self.quantile) if known.size else 0
-        return out
+    Examples
+    --------
+    >>> fill_nan(np.array([[1.0, np.nan, 3.0], [np.nan] * 3]), "quantile", 0.5)
+    array([[1., 2., 3.],
+           [0., 0., 0.]])
+    """
+    if mode is False or values.dtype.kind != "f" or not len(values):
+        return values
+    missing = np.isnan(values)
+    if not missing.any():
+        return values
+    if mode == "zero":
+        # Zero of the same type, so that the result has the dtype of the values.
+        return np.where(missing, values.dtype.type(0), values)
+    missing = missing.reshape(len(values), -1)
+    out = values.copy()
+    # A view of the copy, in which scalars are rows of one value too.
+    filled = out.reshape(missing.shape)
+    for row in np.flatnonzero(missing.any(axis=1)):
+        known = filled[row][~missing[row]]
+        filled[row][missing[row]] = np.quantile(known, quantile) if known.size else 0
+    return out

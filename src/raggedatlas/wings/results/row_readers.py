@@ -4,9 +4,8 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -23,22 +22,6 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 2048
 """Number of rows prefetched when a column is read sequentially, row by row."""
-
-
-class VectorReader(Protocol):
-    """Random access to the flattened rows of a column; the caller validates row numbers."""
-
-    def one(self, row: int) -> NDArray[Any]:
-        """Return one row as a read-only ``(n_values,)`` array."""
-        ...
-
-    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy rows into a new ``(k, n_values)`` array, in the requested order."""
-        ...
-
-    def span(self, start: int, out: NDArray[Any]) -> None:
-        """Copy consecutive rows, beginning with `start`, into ``out``, ``(k, n_values)``."""
-        ...
 
 
 class PageRowReader:
@@ -186,13 +169,6 @@ _PLAIN_PAGE = (
 _ENVIRONMENT = "RAGGEDATLAS_MAP_RESULTS"
 
 
-@dataclass(frozen=True)
-class _Page:
-    file: int
-    position: int
-    n_rows: int
-
-
 def is_mapping_enabled() -> bool:
     """Return whether memory mapping is enabled; ``RAGGEDATLAS_MAP_RESULTS=0`` disables it."""
     return os.environ.get(_ENVIRONMENT, "1").lower() not in {"0", "false", "no", "off"}
@@ -203,47 +179,37 @@ def map_column(table: "lance.LanceDataset", column: ResultColumn, folder: Path) 
 
     Returns None if the rows are not stored uncompressed and contiguous, or any other expectation fails.
     """
-    found = _find_pages(table, column, folder)
-    if not found:
-        return None
-    paths, pages = found
-    values = []
-    for path in paths:
-        items = path.stat().st_size // column.dtype.itemsize
-        values.append(np.asarray(np.memmap(path, column.dtype, "r", shape=(items,))))
-    starts = np.concatenate([[0], np.cumsum([page.n_rows for page in pages])])
-    offsets = [page.position // column.dtype.itemsize for page in pages]
-    rows = PageRowReader(values, starts[:-1].tolist(), [page.file for page in pages], offsets, column.n_values)
-    # First and last row of every page, where a wrong offset or length would show.
-    edges = np.unique(np.concatenate([starts[:-1], starts[1:] - 1]))
-    return rows if _matches_lance(table, column, rows, edges) else None
-
-
-def _find_pages(
-    table: "lance.LanceDataset", column: ResultColumn, folder: Path
-) -> tuple[list[Path], list[_Page]] | None:
-    """List the data files and their pages in row order; return None if a page is not plain rows."""
-    paths: list[Path] = []
-    pages: list[_Page] = []
+    size = column.dtype.itemsize
+    values: list[NDArray[Any]] = []
+    starts, files, offsets, n_rows = list[int](), list[int](), list[int](), 0
     field = next(int(field.id()) for field in table.lance_schema.fields() if field.name() == column.name)
     with result_errors(table):
         for fragment in table.get_fragments():
-            files = [file for file in fragment.data_files() if field in file.fields]
+            own = [file for file in fragment.data_files() if field in file.fields]
             # Deleted rows remain in the pages and would shift all rows after them.
-            if fragment.num_deletions or len(files) != 1:
+            if fragment.num_deletions or len(own) != 1:
                 return None
-            path = folder / "data" / files[0].path
-            at = files[0].column_indices[files[0].fields.index(field)] if files[0].column_indices else -1
-            found = _plain_pages(path, at, column, len(paths))
-            if found is None or sum(page.n_rows for page in found) != fragment.count_rows():
+            path = folder / "data" / own[0].path
+            at = own[0].column_indices[own[0].fields.index(field)] if own[0].column_indices else -1
+            pages = _plain_pages(path, at, column)
+            if pages is None or sum(n for _, n in pages) != fragment.count_rows():
                 return None
-            paths.append(path)
-            pages += found
-    return (paths, pages) if pages else None
+            for position, n in pages:
+                starts.append(n_rows)
+                files.append(len(values))
+                offsets.append(position // size)
+                n_rows += n
+            values.append(np.asarray(np.memmap(path, column.dtype, "r", shape=(path.stat().st_size // size,))))
+    if not starts:
+        return None
+    rows = PageRowReader(values, starts, files, offsets, column.n_values)
+    # First and last row of every page, where a wrong offset or length would show.
+    edges = np.unique([*starts, *(start - 1 for start in starts[1:]), n_rows - 1])
+    return rows if _matches_lance(table, column, rows, edges) else None
 
 
-def _plain_pages(path: Path, index: int, column: ResultColumn, file: int) -> list[_Page] | None:
-    """Locate the pages of one column in a file; return None if one of them is not plain rows."""
+def _plain_pages(path: Path, index: int, column: ResultColumn) -> list[tuple[int, int]] | None:
+    """Return position and number of rows of the pages of one column in a file; None if one of them is not plain rows."""
     from lance.file import LanceFileReader
 
     metadata = LanceFileReader(str(path)).metadata()
@@ -267,7 +233,7 @@ def _plain_pages(path: Path, index: int, column: ResultColumn, file: int) -> lis
             or position + length > size
         ):
             return None
-        found.append(_Page(file, position, n_rows))
+        found.append((position, n_rows))
     return found
 
 

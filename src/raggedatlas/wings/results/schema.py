@@ -233,11 +233,26 @@ def as_outputs(data: Any, batch: int) -> dict[str, NDArray[Any]]:  # noqa: ANN40
 def _as_array(values: Any, batch: int, name: str) -> NDArray[Any]:  # noqa: ANN401
     values = _unmasked(as_numpy(values), batch, name)
     if not isinstance(values, np.ndarray) and isinstance(values, Iterable) and not isinstance(values, str | bytes):
-        values = _stacked([np.asarray(_unmasked(as_numpy(value), batch, name)) for value in values], batch, name)
+        rows = [np.asarray(_unmasked(as_numpy(value), batch, name)) for value in values]
+        for row, value in enumerate(rows):
+            if value.shape != rows[0].shape or value.dtype != rows[0].dtype:
+                raise SourceError(
+                    f"Batch {batch}, row {row}: output {name!r} has shape {value.shape} and dtype {value.dtype}, but row 0 has "
+                    f"shape {rows[0].shape} and dtype {rows[0].dtype}; all rows must have the same shape and dtype."
+                )
+        # Without rows neither shape nor dtype are known; the writer lets no such array define a table.
+        values = np.stack(rows) if rows else np.empty((0,))
     if not isinstance(values, np.ndarray) or values.ndim == 0:
         raise SourceError(f"Batch {batch}: output {name!r} is {values!r:.60}; expected one row per object.")
     if values.dtype == object:
-        row, kind = _first_object(values)
+        # The first row that contains a non-number, and its type.
+        kinds = (
+            (row, type(each).__name__)
+            for row, value in enumerate(values)
+            for each in np.asarray(value, object).flat
+            if not isinstance(each, int | float | np.number)
+        )
+        row, kind = next(kinds, (0, "numbers of several kinds"))
         raise SourceError(
             f"Batch {batch}, row {row}: output {name!r} is an object array ({kind}); results need one numeric dtype and shape."
         )
@@ -255,29 +270,6 @@ def _unmasked(values: Any, batch: int, name: str) -> Any:  # noqa: ANN401
         f"Batch {batch}: output {name!r} is a masked array of {values.dtype}, which has no missing value; fill it first, e.g. with "
         ".filled(-1), or convert it to float."
     )
-
-
-def _first_object(values: NDArray[Any]) -> tuple[int, str]:
-    """Return the first row of an object array that contains a non-number, and the type found there."""
-    for row, value in enumerate(values):
-        for each in np.asarray(value, object).flat:
-            if not isinstance(each, int | float | np.number):
-                return row, type(each).__name__
-    return 0, "numbers of several kinds"
-
-
-def _stacked(rows: list[NDArray[Any]], batch: int, name: str) -> NDArray[Any]:
-    # Neither shape nor dtype are known; `_has_shape` of the writer keeps this array from defining a table.
-    if not rows:
-        return np.empty((0,))
-    first = rows[0]
-    for row, values in enumerate(rows):
-        if values.shape != first.shape or values.dtype != first.dtype:
-            raise SourceError(
-                f"Batch {batch}, row {row}: output {name!r} has shape {values.shape} and dtype {values.dtype}, but row 0 has "
-                f"shape {first.shape} and dtype {first.dtype}; all rows must have the same shape and dtype."
-            )
-    return np.stack(rows)
 
 
 @cache

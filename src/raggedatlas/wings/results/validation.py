@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +28,6 @@ from raggedatlas.wings.results.folder import (
 )
 from raggedatlas.wings.results.npy_results import NpyResults, has_npy_results
 from raggedatlas.wings.results.schema import OBJECT_ID, read_columns
-
-if TYPE_CHECKING:
-    import lance
 
 Level = Literal["quick", "deep"]
 
@@ -69,12 +66,26 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
             files = list_table_files(table, folder)
             problems = _compare_files(folder, files, level)
             # Damaged files are not read any further.
-            found = [] if problems and level == "deep" and problems[0].level == "must" else _check_ids(table, level)
+            if level == "deep" and not (problems and problems[0].level == "must"):
+                with lance_errors(table.uri):
+                    ids = table.to_table(columns=[OBJECT_ID]).column(0).cast(pa.large_string())
+                # `count_distinct` does not count nulls, so they are subtracted as well.
+                n_duplicates = len(ids) - ids.null_count - pc.count_distinct(ids).as_py()
+                if ids.null_count or n_duplicates:
+                    message = f"{ids.null_count:,} ids are missing, and {n_duplicates:,} are duplicates."
+                    fix = "Write the results again, with one row per object."
+                    problems.append(Problem("R05", "must", OBJECT_ID, message, fix))
         except NotFoundError:
             raise
         except AtlasError as error:
-            return Problems([*_compare_records(folder, level), Problem("R01", "must", str(folder), str(error), _AGAIN)])
-        return Problems([*problems, *found, *_check_config(folder)])
+            # Of a table that cannot be opened, all recorded files are compared.
+            try:
+                records = read_checksums(folder) or {}
+            except CorruptError:
+                records = {}
+            problems = [each for name in records for each in _compare_file(folder / name, name, records[name], level)]
+            return Problems([*problems, Problem("R01", "must", str(folder), str(error), _AGAIN)])
+        return Problems([*problems, *_check_config(folder)])
 
 
 def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Problem]:
@@ -96,15 +107,6 @@ def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Proble
     return sorted(problems, key=lambda problem: problem.level != "must")
 
 
-def _compare_records(folder: Path, level: Level) -> list[Problem]:
-    """Compare all recorded files of a table that cannot be opened."""
-    try:
-        records = read_checksums(folder) or {}
-    except CorruptError:
-        return []
-    return [each for name, record in records.items() for each in _compare_file(folder / name, name, record, level)]
-
-
 def _compare_file(path: Path, name: str, record: FileRecord, level: Level) -> list[Problem]:
     size = path.stat().st_size if path.is_file() else None
     if size != record.n_bytes:
@@ -113,19 +115,6 @@ def _compare_file(path: Path, name: str, record: FileRecord, level: Level) -> li
     if level == "deep" and file_digest(path) != record.sha256:
         return [Problem("R03", "must", name, "the content of the file differs from what was written.", _AGAIN)]
     return []
-
-
-def _check_ids(table: "lance.LanceDataset", level: Level) -> list[Problem]:
-    if level == "quick":
-        return []
-    with lance_errors(table.uri):
-        ids = table.to_table(columns=[OBJECT_ID]).column(0).cast(pa.large_string())
-    # `count_distinct` does not count nulls, so they are subtracted as well.
-    n_duplicates = len(ids) - ids.null_count - pc.count_distinct(ids).as_py()
-    if not ids.null_count and not n_duplicates:
-        return []
-    message = f"{ids.null_count:,} ids are missing, and {n_duplicates:,} are duplicates."
-    return [Problem("R05", "must", OBJECT_ID, message, "Write the results again, with one row per object.")]
 
 
 def _check_config(folder: Path) -> list[Problem]:

@@ -286,17 +286,15 @@ class ResultDatasetWriter(BatchWriter):
             self._checkpoint.unlink(missing_ok=True)
             shutil.rmtree(self.result_dir / DATABASE / PARTS, ignore_errors=True)
         else:
-            needed |= {each.name for each in checkpoint.fragments} | self._files_of_parts(checkpoint)
+            needed |= {each.name for each in checkpoint.fragments}
+            for part in self._make_parts(checkpoint.run, checkpoint.n_parts) if checkpoint.run else ():
+                for path in (part.receipt, part.checkpoint):
+                    receipt = read_manifest(path)
+                    needed |= set() if receipt is None else {each.name for each in receipt.fragments}
         data = self._table / "data"
         for path in data.iterdir() if data.is_dir() else ():
             if path.name not in needed:
                 path.unlink(missing_ok=True)
-
-    def _files_of_parts(self, checkpoint: RunManifest) -> set[str]:
-        """Return the names of the files of the parts of an interrupted run."""
-        parts = self._make_parts(checkpoint.run, checkpoint.n_parts) if checkpoint.run else []
-        receipts = [read_manifest(path) for part in parts for path in (part.receipt, part.checkpoint)]
-        return {each.name for receipt in receipts if receipt is not None for each in receipt.fragments}
 
     def _make_parts(self, run: str, n: int, first: int = 0) -> list[ResultPart]:
         return [ResultPart(str(self.result_dir.absolute()), run, first + k) for k in range(n)]
@@ -372,16 +370,6 @@ class ResultDatasetWriter(BatchWriter):
         if self._state != "open":
             raise ReadOnlyError(f"The results in {self.result_dir} are {self._state}; create a new writer.")
 
-    def _add(self, receipt: RunManifest, what: str) -> None:
-        """Add the files of one part."""
-        if not receipt.fragments:
-            self._columns = self._columns or receipt.columns
-            return
-        self._check_columns(receipt.columns, what)
-        self._register_ids(receipt.fragments, what)
-        self._added += receipt.fragments
-        self._n_rows += receipt.n_rows
-
     def write_index(self) -> None:
         """Commit all batches at once, and write ``original_dataset_config.toml``; further calls have no effect.
 
@@ -411,8 +399,15 @@ class ResultDatasetWriter(BatchWriter):
             for part in self._parts:
                 receipt = read_manifest(part.receipt)
                 if receipt is not None and receipt.columns:
-                    verify_files(receipt, self._table / "data", f"Part {part.number}")
-                    self._add(receipt, f"Part {part.number}")
+                    what = f"Part {part.number}"
+                    verify_files(receipt, self._table / "data", what)
+                    if receipt.fragments:
+                        self._check_columns(receipt.columns, what)
+                        self._register_ids(receipt.fragments, what)
+                        self._added += receipt.fragments
+                        self._n_rows += receipt.n_rows
+                    else:
+                        self._columns = self._columns or receipt.columns
         except BaseException:
             self.abort()
             raise

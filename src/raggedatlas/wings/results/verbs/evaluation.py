@@ -17,7 +17,6 @@ from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.wings.results.dataset import ResultDataset
 from raggedatlas.wings.results.verbs.inference import (
-    InferenceRun,
     ModelOptions,
     annotate_errors,
     prepare_run,
@@ -100,12 +99,18 @@ class ClassificationMetrics:
         given, wanted = predicted[known], codes[known].astype(np.int64)
         if predicted.ndim == 2:
             if predicted.shape[1] != n:
+                listed = ", ".join(map(str, self.categories[:8])) + (", ..." if n > 8 else "")
                 raise SourceError(
                     f"The model gives {predicted.shape[1]} numbers for each cell, and the target has {n} classes "
-                    f"({_listed(self.categories)}); name the model's classes in their order, categories=[...]."
+                    f"({listed}); name the model's classes in their order, categories=[...]."
                 )
-            self.entropy += float(_cross_entropy(given, wanted).sum())
-            classes = given.argmax(axis=1) if len(given) else np.zeros(0, np.int64)
+            from scipy.special import log_softmax
+
+            classes = np.zeros(0, np.int64)
+            if len(given):
+                classes = given.argmax(axis=1)
+                shares = log_softmax(given.astype(np.float64), axis=1)
+                self.entropy -= float(shares[np.arange(len(wanted)), wanted].sum())
         else:
             self.graded, classes = False, _codes(given, n)
         # Adding by plain indexing would count a pair that repeats within the batch only once.
@@ -181,16 +186,6 @@ class RegressionMetrics:
         return {"mse": self.squares / n, "r2": 1 - self.squares / self.spread if self.spread > 0 else float("nan")}
 
 
-def _cross_entropy(logits: NDArray[Any], codes: NDArray[np.int64]) -> NDArray[np.float64]:
-    wide = logits.astype(np.float64)
-    if not len(wide):
-        return np.zeros(0)
-    # Log-sum-exp: relative to the largest logit, `exp` cannot overflow.
-    highest = wide.max(axis=1, keepdims=True)
-    log_sum: NDArray[np.float64] = np.log(np.exp(wide - highest).sum(axis=1)) + highest[:, 0]
-    return log_sum - wide[np.arange(len(codes)), codes]
-
-
 def _codes(given: NDArray[Any], n: int) -> NDArray[np.int64]:
     if given.ndim != 1 or given.dtype.kind not in "iub":
         raise SourceError(
@@ -202,10 +197,6 @@ def _codes(given: NDArray[Any], n: int) -> NDArray[np.int64]:
     if outside.any():
         raise SourceError(f"The model gives the class {classes[outside][0]}; the target's are 0 to {n - 1}.")
     return classes
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(map(str, names[:most])) + (", ..." if len(names) > most else "")
 
 
 SCORES = "result:scores"
@@ -309,51 +300,40 @@ def test(
     run = prepare_run(opened, query, batch_size, reading)
     with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=run_facts("test", run, query)) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
-        scores = _measure(run, writer, target, own["output"], own["loss"], progress)
+        categories = run.loader.categories.get(target)
+        classes = () if categories is None else tuple(map(str, categories))
+        sums: ClassificationMetrics | RegressionMetrics = (
+            RegressionMetrics() if categories is None else ClassificationMetrics(classes)
+        )
+        output, loss = own["output"], own["loss"]
+        first, total, lost = 0, run.loader.n_cells, 0.0
+        for number, (batch, outputs) in enumerate(run.results()):
+            with annotate_errors(number, first, len(batch)):
+                if output is None and len(outputs) == 1:
+                    output = next(iter(outputs))
+                if output not in outputs:
+                    raise SourceError(
+                        f"The model gives the outputs {list(outputs)}; say which is the prediction, output='...'."
+                    )
+                predicted, wanted = outputs[output], np.asarray(batch.obs[target])
+                known = sums.add(predicted, wanted)
+                writer.write_batch(batch.stored_uids, outputs)
+            # A mean over no cells would be NaN; others are weighted by their cells, as batches differ in size.
+            if loss is not None and known.any():
+                lost += float(loss(predicted[known], wanted[known])) * int(known.sum())
+            first += len(batch)
+            progress("cells", first, total)
+        # Raised within the writer's `with` block, so the rows written so far never become visible.
+        if not sums.n_cells:
+            raise QueryError(
+                f"None of the {total:,} cells has a value of {target!r}; there is nothing to test against."
+            )
+        mean = sums.loss if loss is None else lost / sums.n_cells
+        confusion = tuple(map(tuple, sums.confusion.tolist())) if isinstance(sums, ClassificationMetrics) else ()
+        task = "regression" if categories is None else "classification"
+        scores = Scores(task, target, sums.n_cells, sums.n_unlabelled, mean, sums.metrics(), classes, confusion)
         writer.facts[SCORES] = scores.to_json()
     return ScoredResults({}, result_dir)
 
 
 test.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test else
-
-
-def _measure(
-    run: InferenceRun,
-    writer: ResultDatasetWriter,
-    target: str,
-    output: str | None,
-    loss: Loss | None,
-    progress: Progress,
-) -> Scores:
-    """Compute, write and count batch by batch."""
-    categories = run.loader.categories.get(target)
-    classes = () if categories is None else tuple(map(str, categories))
-    sums: ClassificationMetrics | RegressionMetrics = (
-        RegressionMetrics() if categories is None else ClassificationMetrics(classes)
-    )
-    first, total, lost = 0, run.loader.n_cells, 0.0
-    for number, (batch, outputs) in enumerate(run.results()):
-        with annotate_errors(number, first, len(batch)):
-            predicted, wanted = _prediction(outputs, output), np.asarray(batch.obs[target])
-            known = sums.add(predicted, wanted)
-            writer.write_batch(batch.stored_uids, outputs)
-        # A mean over no cells would be NaN; others are weighted by their cells, as batches differ in size.
-        if loss is not None and known.any():
-            lost += float(loss(predicted[known], wanted[known])) * int(known.sum())
-        first += len(batch)
-        progress("cells", first, total)
-    # Raised within the writer's `with` block, so the rows written so far never become visible.
-    if not sums.n_cells:
-        raise QueryError(f"None of the {total:,} cells has a value of {target!r}; there is nothing to test against.")
-    own = sums.loss if loss is None else lost / sums.n_cells
-    confusion = tuple(map(tuple, sums.confusion.tolist())) if isinstance(sums, ClassificationMetrics) else ()
-    task = "regression" if categories is None else "classification"
-    return Scores(task, target, sums.n_cells, sums.n_unlabelled, own, sums.metrics(), classes, confusion)
-
-
-def _prediction(outputs: dict[str, NDArray[Any]], name: str | None) -> NDArray[Any]:
-    if name is None and len(outputs) == 1:
-        return next(iter(outputs.values()))
-    if name not in outputs:
-        raise SourceError(f"The model gives the outputs {list(outputs)}; say which is the prediction, output='...'.")
-    return outputs[name]

@@ -117,8 +117,16 @@ class InferenceRun:
 
         Raises `QueryError` if the writer has the results of other cells.
         """
-        total, first = self.loader.n_cells, len(writer)
-        self._refuse_others(writer)
+        total, first = self.loader.n_cells, 0
+        # What an interrupted run has written must be of the first cells.
+        for batch in writer.read_back([OBJECT_ID]) if len(writer) else ():
+            wanted = self.loader.plan.uids[first : first + batch.num_rows].astype(str).tolist()
+            if batch.column(0).to_pylist() != wanted:
+                raise QueryError(
+                    f"The run that was interrupted in {writer.result_dir} computed other cells than this one, near row {first:,}; "
+                    "begin anew, without resume."
+                )
+            first += batch.num_rows
         progress("cells", first, total)
         # `Loader.part` raises for no cells, so a run that is complete ends here.
         if first == total:
@@ -135,18 +143,6 @@ class InferenceRun:
             first += len(uids)
             progress("cells", first, total)
 
-    def _refuse_others(self, writer: BatchWriter) -> None:
-        """Compare the ids that an interrupted run has written with those of the first cells."""
-        first = 0
-        for batch in writer.read_back([OBJECT_ID]) if len(writer) else ():
-            wanted = self.loader.plan.uids[first : first + batch.num_rows].astype(str).tolist()
-            if batch.column(0).to_pylist() != wanted:
-                raise QueryError(
-                    f"The run that was interrupted in {writer.result_dir} computed other cells than this one, near row {first:,}; "
-                    "begin anew, without resume."
-                )
-            first += batch.num_rows
-
     def _updated(self) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]]]]:
         """Iterate over the cells in order: known results are copied, those of other cells computed in full batches."""
         known: Any = self.known
@@ -156,48 +152,31 @@ class InferenceRun:
         rows = pc.index_in(texts, value_set=known.ids().to_arrow().cast(pa.large_string())).fill_null(-1).to_numpy()
         fresh = np.flatnonzero(rows < 0)
         names = [column.name for column in known.columns]
-        computed = _ComputedRows(self.part(fresh), known, self.first + fresh) if len(fresh) else None
+        wanted = {column.name: (column.shape, column.dtype) for column in known.columns}
+        results = self.part(fresh).results(self.first + fresh) if len(fresh) else iter(())
+        # Computed rows that were not taken yet: batches of fresh cells do not end where those of all cells end.
+        left = {name: np.empty((0, *shape), dtype) for name, (shape, dtype) in wanted.items()}
         for start in range(0, len(uids), self.batch_size):
             here = rows[start : start + self.batch_size]
             old = here >= 0
-            # In the dtype of the known results; `_ComputedRows` refuses a model that gives another.
-            outputs = {column.name: np.empty((len(here), *column.shape), column.dtype) for column in known.columns}
+            n_fresh = int((~old).sum())
+            while len(left[names[0]]) < n_fresh:
+                _, made = next(results)
+                # Before the concatenation, which would promote another dtype without an error.
+                given = {name: (values.shape[1:], values.dtype) for name, values in made.items()}
+                if given != wanted:
+                    raise SourceError(
+                        f"The model gives {given}, and the results that are to be updated hold {wanted}; they are of another model. "
+                        "Compute all cells, without update."
+                    )
+                left = {name: np.concatenate([values, made[name]]) for name, values in left.items()}
+            outputs = {name: np.empty((len(here), *shape), dtype) for name, (shape, dtype) in wanted.items()}
             found = known.read_batch(here[old], names) if old.any() else {}
-            made = computed.take(int((~old).sum())) if computed is not None and not old.all() else {}
-            for name in names:
+            for name, values in outputs.items():
                 if old.any():
-                    outputs[name][old] = found[name]
-                if not old.all():
-                    outputs[name][~old] = made[name]
+                    values[old] = found[name]
+                values[~old], left[name] = left[name][:n_fresh], left[name][n_fresh:]
             yield uids[start : start + self.batch_size], outputs
-
-
-class _ComputedRows:
-    """What a run computes, in pieces of any length."""
-
-    def __init__(self, run: InferenceRun, known: ResultDataset, cells: NDArray[np.int64]) -> None:
-        self._results = run.results(cells)
-        self._known = {column.name: column for column in known.columns}
-        self._left: dict[str, NDArray[Any]] = {
-            column.name: np.empty((0, *column.shape), column.dtype) for column in known.columns
-        }
-
-    def take(self, n: int) -> dict[str, NDArray[Any]]:
-        """Compute the next n rows."""
-        while len(next(iter(self._left.values()))) < n:
-            _, outputs = next(self._results)
-            # Before the concatenation, which would promote another dtype without an error.
-            found = {name: (values.shape[1:], values.dtype) for name, values in outputs.items()}
-            wanted = {name: (column.shape, column.dtype) for name, column in self._known.items()}
-            if found != wanted:
-                raise SourceError(
-                    f"The model gives {found}, and the results that are to be updated hold {wanted}; they are of another model. "
-                    "Compute all cells, without update."
-                )
-            self._left = {name: np.concatenate([values, outputs[name]]) for name, values in self._left.items()}
-        taken = {name: values[:n] for name, values in self._left.items()}
-        self._left = {name: values[n:] for name, values in self._left.items()}
-        return taken
 
 
 @contextmanager
@@ -317,18 +296,6 @@ _BATCHES = 64
 
 _PARTS = 1024
 """Most parts of such a run: each is a file of its own."""
-
-
-def default_parts(run: InferenceRun) -> int:
-    """Choose in how many parts workers share a run."""
-    return max(1, min(_PARTS, run.loader.n_cells // (_BATCHES * run.batch_size)))
-
-
-def check_parts(n_parts: Any) -> int:  # noqa: ANN401  (checked here)
-    """Refuse a number of parts that is none."""
-    if isinstance(n_parts, bool) or not isinstance(n_parts, int | np.integer) or n_parts < 1:
-        raise QueryError(f"n_parts={n_parts!r}; a run is shared by at least one process.")
-    return int(n_parts)
 
 
 def select_part(run: InferenceRun, number: int, n_parts: int) -> InferenceRun | None:
@@ -546,7 +513,12 @@ def infer(
         run = replace(run, known=open_previous_results(update, facts))
     with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts, resume=resume) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
-        n = (1 if executor is None else default_parts(run)) if n_parts is None else check_parts(n_parts)
+        if n_parts is None:
+            n = 1 if executor is None else max(1, min(_PARTS, run.loader.n_cells // (_BATCHES * run.batch_size)))
+        elif isinstance(n_parts, bool) or not isinstance(n_parts, int | np.integer) or n_parts < 1:
+            raise QueryError(f"n_parts={n_parts!r}; a run is shared by at least one process.")
+        else:
+            n = int(n_parts)
         # A resumed run that was shared stays shared, as its finished rows are in the manifests of its parts.
         if n == 1 and executor is None and not writer.n_parts:
             run.write(writer, progress)

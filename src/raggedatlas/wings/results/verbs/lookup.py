@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -171,10 +171,16 @@ def save_to_database(
     check_metric(metric)
     if not 0 < least_recall <= 1 or n_queries < 1 or least_rows < 0:
         raise QueryError(f"least_recall={least_recall}, n_queries={n_queries}, least_rows={least_rows} cannot be.")
-    dataset = _newest(results, least_rows, progress)
-    if not isinstance(dataset, ResultDataset):
+    dataset = open_results(results)
+    if isinstance(dataset, ResultDataset):
+        # The newest version, which alone can be given an index.
+        dataset = ResultDataset(**{**dataset.__getstate__(), "version": None})
+    elif len(dataset) < max(least_rows, 2):
         _check_vector_column(dataset, column, dataset.get_data(slice(0, 1)).dtype)
         return IndexReport(column, metric, "exact", len(dataset))
+    else:
+        convert_results(dataset.data_location, progress=progress)
+        dataset = ResultDataset({}, dataset.data_location)
     chosen = next((each for each in dataset.columns if each.name == column), None)
     _check_vector_column(dataset, column, None if chosen is None else chosen.dtype)
     place, n = dataset.location, len(dataset)
@@ -209,17 +215,6 @@ def save_to_database(
     if place.is_local:
         record_checksums(place.path)
     return report
-
-
-def _newest(results: Any, least_rows: int, progress: Progress) -> Any:  # noqa: ANN401  (a ResultDataset, or older results)
-    """Open the newest version of results, which alone can be given an index; older results become a table if they need one."""
-    dataset = open_results(results)
-    if not isinstance(dataset, ResultDataset):
-        if len(dataset) < max(least_rows, 2):
-            return dataset
-        convert_results(dataset.data_location, progress=progress)
-        return ResultDataset({}, dataset.data_location)
-    return ResultDataset(**{**dataset.__getstate__(), "version": None})
 
 
 def _check_vector_column(dataset: Any, column: str, dtype: "np.dtype[Any] | None") -> None:  # noqa: ANN401
@@ -456,13 +451,30 @@ def neighbors(
         rows = np.sort(rows[rows >= 0])
     found: Neighbors | None = None
     if rows is None and not exact and isinstance(dataset, ResultDataset):
-        found = _search_index(dataset, column, vectors, int(k), metric, without)
+        with lance_errors(dataset.location.uri):
+            table = open_table(dataset.location)
+            report = read_index_report(table, column, metric)
+            # The newest version has an index for this distance, and the rows of the dataset.
+            if report is not None and dataset.has_rows_of(table) and not has_deletions(table):
+                # the cell itself is among its neighbours
+                found = exclude_self(search_index(table, vectors, int(k) + 1, report), without, int(k))
     if found is None:
         found = exact_neighbors(
             getattr(dataset, f"get_{column}"), len(dataset), vectors, int(k), metric=metric, among=rows, without=without
         )
-    asked = [] if among is None else list(dict.fromkeys(["uid", *(among.spec.obs or ())]))
-    return _to_table(dataset, names, found, None if cells is None or len(asked) < 2 else cells.select(asked))
+    # In row-major order, so by query and then by rank; -1 fills rows with fewer than k neighbours.
+    query, rank = np.nonzero(found.rows >= 0)
+    uids = dataset.ids().to_arrow().take(pa.array(found.rows[query, rank])).cast(pa.string())
+    columns: dict[str, Any] = {
+        "query": pa.array(names).take(pa.array(query)),
+        "rank": pa.array(rank + 1),
+        "uid": uids,
+        "distance": pa.array(found.distances[query, rank]),
+    }
+    if cells is not None and among is not None and among.spec.obs:
+        at = pc.index_in(uids, value_set=cells.column("uid").cast(pa.string()).combine_chunks())
+        columns |= {name: cells.column(name).take(at) for name in among.spec.obs if name != "uid"}
+    return pa.table(columns)
 
 
 def _query_vectors(
@@ -498,43 +510,3 @@ def _query_vectors(
         bad = names[int(np.argmin(np.isfinite(vectors).all(axis=1)))]
         raise QueryError(f"The vector of {bad!r} holds a value that is not finite; nothing is near to it.")
     return names, vectors, rows
-
-
-def _search_index(
-    dataset: ResultDataset,
-    column: str,
-    vectors: NDArray[np.float64],
-    k: int,
-    metric: str,
-    without: NDArray[np.int64],
-) -> Neighbors | None:
-    """Search the index, if the newest version has one for this distance, and the rows of the dataset."""
-    place = dataset.location
-    with lance_errors(place.uri):
-        table = open_table(place)
-        report = read_index_report(table, column, metric)
-        if report is None or not dataset.has_rows_of(table) or has_deletions(table):
-            return None
-        # the cell itself is among its neighbours
-        found = search_index(table, vectors, k + 1, report)
-    return exclude_self(found, without, k)
-
-
-def _to_table(dataset: Any, names: Sequence[Any], found: Neighbors, cells: pa.Table | None) -> pa.Table:  # noqa: ANN401
-    """Write the answer as a table."""
-    # In row-major order, so by query and then by rank; -1 fills rows with fewer than k neighbours.
-    query, rank = np.nonzero(found.rows >= 0)
-    uids = dataset.ids().to_arrow().take(pa.array(found.rows[query, rank])).cast(pa.string())
-    columns: Mapping[str, Any] = {
-        "query": pa.array(names).take(pa.array(query)),
-        "rank": pa.array(rank + 1),
-        "uid": uids,
-        "distance": pa.array(found.distances[query, rank]),
-    }
-    table = pa.table(dict(columns))
-    if cells is None:
-        return table
-    at = pc.index_in(uids, value_set=cells.column("uid").cast(pa.string()).combine_chunks())
-    for name in cells.column_names[1:]:
-        table = table.append_column(name, cells.column(name).take(at))
-    return table

@@ -59,7 +59,8 @@ class ModelSource:
         if isinstance(self.model, str | os.PathLike) and os.fspath(self.model).endswith(".onnx"):
             raise QueryError(f"{os.fspath(self.model)} is an ONNX file; run it with `engine`.")
         found = import_object(self.model) if isinstance(self.model, str) else self.model
-        name = self.model if isinstance(self.model, str) else _name_of(found)
+        named = found if hasattr(found, "__qualname__") else type(found)
+        name = self.model if isinstance(self.model, str) else f"{named.__module__}:{named.__qualname__}"
         if is_torch(found):
             call, digest = open_module(found, self.weights, self.options, self.device)
             return Model(self._named(call), name, self.as_ or "torch-dense", digest)
@@ -79,12 +80,8 @@ class ModelSource:
 
     def _named(self, call: Callable[[Any], Any]) -> Callable[[TrainingBatch], Any]:
         """Choose what of a batch goes in, and name what comes out."""
-        inputs, outputs = self.inputs or _values, self.outputs
-        return lambda batch: name_outputs(call(inputs(batch)), outputs)
-
-
-def _values(batch: TrainingBatch) -> Any:  # noqa: ANN401  (arrays or tensors)
-    return batch.X
+        inputs, outputs = self.inputs, self.outputs
+        return lambda batch: name_outputs(call(batch.X if inputs is None else inputs(batch)), outputs)
 
 
 def name_outputs(given: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  (what any model gives)
@@ -166,11 +163,6 @@ def _import_file(path: Path) -> Any:  # noqa: ANN401  (a module)
         del sys.modules[name]
         raise
     return module
-
-
-def _name_of(found: Any) -> str:  # noqa: ANN401
-    named = found if hasattr(found, "__qualname__") else type(found)
-    return f"{named.__module__}:{named.__qualname__}"
 
 
 _SAFE = ".safetensors"
@@ -273,7 +265,6 @@ _DTYPES = {
     "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16",
     **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
-_OTHER = re.compile(r"\W+")
 
 
 @dataclass(frozen=True)
@@ -293,68 +284,78 @@ class _Input:
         return column[:, None] if len(self.shape) == 2 else column
 
 
-def open_onnx(
-    path: str | os.PathLike[str], inputs: Mapping[str, str] | None = None, providers: Sequence[str] | None = None
-) -> Model:
+def open_onnx(path: str | os.PathLike[str], inputs: Mapping[str, str] | None = None) -> Model:
     """Open an ONNX file.
 
     `inputs` maps an input of the model to what of a batch it takes: ``"X"``, or a metadata column (categories as
-    codes); None is for a model with one input, which takes ``"X"``. `providers` are the execution providers of ONNX
-    Runtime; None takes the CPU. A single output is called ``data``, others by their names with ``_`` for what no column
-    may have.
+    codes); None is for a model with one input, which takes ``"X"``. A single output is called ``data``, others by their
+    names with ``_`` for what no column may have.
     """
     path = as_path(path)
     # Large weights lie in a file beside it.
     with local_copy(path, beside=(f"{path.name}.data", f"{path.name}_data")) as local:
         digest = file_digest(local)
-        session = _open_session(os.fspath(local), providers)
+        session = _open_session(os.fspath(local))
     wanted = _inputs_of(session, os.fspath(path), inputs)
-    names = _outputs_of(session, os.fspath(path))
+    outputs = session.get_outputs()
+    strange = [each for each in outputs if not each.type.startswith("tensor(")]
+    if strange:
+        raise SourceError(
+            f"{os.fspath(path)}: the output {strange[0].name!r} is {strange[0].type}, and results hold tensors; export the model "
+            "without it (scikit-learn's converter: zipmap=False)."
+        )
+    inside = [each.name for each in outputs]
+    outside = [DATA] if len(inside) == 1 else [re.sub(r"\W+", "_", name).strip("_") for name in inside]
     values = [each for each in wanted if each.takes == VALUES]
     # A batch axis that is a name or None takes any size; only a positive number fixes it.
     sizes = {each.shape[0] for each in wanted if each.shape and isinstance(each.shape[0], int) and each.shape[0] > 0}
     if len(sizes) > 1:
         raise SourceError(f"{os.fspath(path)}: the inputs want batches of different sizes: {sorted(sizes)}.")
     size = next(iter(sizes), None)
-    inside = [name for name, _ in names]
 
     def run(batch: TrainingBatch) -> dict[str, Any]:
         n = len(batch)
-        fed = {each.name: _padded(each.read(batch), size) for each in wanted}
+        fed = {each.name: each.read(batch) for each in wanted}
+        # `prepare_run` gives the loader the size of the model, so only the last batch can be shorter.
+        if short := size is not None and n < size:
+            fed = {
+                name: np.concatenate([part, np.zeros((size - n, *part.shape[1:]), part.dtype)])
+                for name, part in fed.items()
+            }
         given = session.run(inside, fed)
         # a model with batches of one size computes rows for padding too
-        cut = [values[:n] if size is not None and n < size and len(values) == size else values for values in given]
-        return {outside: values for (_, outside), values in zip(names, cut, strict=True)}
+        cut = [part[:n] if short and len(part) == size else part for part in given]
+        return dict(zip(outside, cut, strict=True))
 
-    return Model(
-        run,
-        os.fspath(path),
-        "dense",
-        digest,
-        values[0].dtype if values else None,
-        tuple(each.takes for each in wanted if each.takes != VALUES),
-        _checker(values, os.fspath(path)),
-        next(iter(sizes), None),
-    )
+    def check(features: Mapping[str, NDArray[np.object_]]) -> None:
+        """Compare the number of features with what the inputs take."""
+        n = len(next(iter(features.values())))
+        for each in values:
+            width = each.shape[1] if len(each.shape) == 2 else None
+            # A space without features, such as an embedding, has no uids: `n` is 0, and nothing can be compared.
+            if n and isinstance(width, int) and width > 0 and width != n:
+                raise SourceError(
+                    f"{os.fspath(path)}: the input {each.name!r} takes {width:,} features, and the query has {n:,}; choose the features "
+                    "that the model was trained with, in their order."
+                )
+
+    dtype = values[0].dtype if values else None
+    obs = tuple(each.takes for each in wanted if each.takes != VALUES)
+    return Model(run, os.fspath(path), "dense", digest, dtype, obs, check, size)
 
 
-def _open_session(path: str, providers: Sequence[str] | None) -> Any:  # noqa: ANN401  (an InferenceSession)
+def _open_session(path: str) -> Any:  # noqa: ANN401  (an InferenceSession)
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingExtraError(
             f"{path} needs ONNX Runtime, which is not installed; pip install 'raggedatlas[onnx]'."
         ) from error
-    known = onnxruntime.get_available_providers()
-    chosen = list(providers or ["CPUExecutionProvider"])
-    unknown = [each for each in chosen if each not in known]
-    if unknown:
-        raise NotFoundError(f"ONNX Runtime has no provider {unknown[0]!r} here; there are {known}.")
     options = onnxruntime.SessionOptions()
     # errors are raised, and need not be written to stderr too
     options.log_severity_level = 4
     try:
-        return onnxruntime.InferenceSession(path, sess_options=options, providers=chosen)
+        return onnxruntime.InferenceSession(path, sess_options=options, providers=["CPUExecutionProvider"])
     except Exception as error:
         message = " ".join(str(error).split())[:200]
         raise SourceError(f"{path} does not read as an ONNX model: {message}.") from error
@@ -381,40 +382,3 @@ def _inputs_of(session: Any, path: str, given: Mapping[str, str] | None) -> list
             raise SourceError(f"{path}: the input {name!r} takes {kind}; a batch holds numbers.")
         found.append(_Input(name, takes, np.dtype(_DTYPES[kind]), tuple(known[name].shape)))
     return found
-
-
-def _outputs_of(session: Any, path: str) -> list[tuple[str, str]]:  # noqa: ANN401
-    """Name the outputs: in the model, and in the results."""
-    found = session.get_outputs()
-    strange = [each for each in found if not each.type.startswith("tensor(")]
-    if strange:
-        raise SourceError(
-            f"{path}: the output {strange[0].name!r} is {strange[0].type}, and results hold tensors; export the model "
-            "without it (scikit-learn's converter: zipmap=False)."
-        )
-    if len(found) == 1:
-        return [(found[0].name, DATA)]
-    return [(each.name, _OTHER.sub("_", each.name).strip("_")) for each in found]
-
-
-def _checker(values: list[_Input], path: str) -> Callable[[Mapping[str, NDArray[np.object_]]], None]:
-    def check(features: Mapping[str, NDArray[np.object_]]) -> None:
-        """Compare the number of features with what the inputs take."""
-        n = len(next(iter(features.values())))
-        for each in values:
-            width = each.shape[1] if len(each.shape) == 2 else None
-            # A space without features, such as an embedding, has no uids: `n` is 0, and nothing can be compared.
-            if n and isinstance(width, int) and width > 0 and width != n:
-                raise SourceError(
-                    f"{path}: the input {each.name!r} takes {width:,} features, and the query has {n:,}; choose the features that "
-                    "the model was trained with, in their order."
-                )
-
-    return check
-
-
-def _padded(values: NDArray[Any], size: int | None) -> NDArray[Any]:
-    # `prepare_run` gives the loader the size of the model, so only the last batch can be shorter.
-    if size is None or len(values) == size:
-        return values
-    return np.concatenate([values, np.zeros((size - len(values), *values.shape[1:]), values.dtype)])

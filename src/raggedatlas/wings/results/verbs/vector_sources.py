@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +17,6 @@ from raggedatlas.wings.results.schema import DATA
 
 VectorSource = ResultDataset | Query | str | os.PathLike[str]
 """Results, the folder of some, or a query."""
-
-
-class Vectors(Protocol):
-    """Rows of numbers with ids, ``(n, width)``."""
-
-    n: int
-    width: int
-    features: tuple[str, ...]
-    facts: Mapping[str, str]
-    config: Mapping[str, Any] | None
-    dataset: Any
-
-    def take(self, rows: NDArray[np.int64]) -> Any:  # noqa: ANN401  (an array or a sparse one)
-        """Read some rows, in the order given."""
-        ...
-
-    def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
-        """Iterate over ids and rows, in row order."""
-        ...
 
 
 class ResultVectors:
@@ -107,6 +88,10 @@ class QueryVectors:
         """Iterate over ids and rows, in row order."""
         for batch in Loader(self._query, size, shuffle=None, obs=[]):
             yield batch.stored_uids, batch.X if hasattr(batch.X, "indptr") else batch.X.reshape(len(batch), -1)
+
+
+Vectors = ResultVectors | QueryVectors
+"""Rows of numbers with ids, ``(n, width)``."""
 
 
 def open_vectors(source: VectorSource, column: str | None = None, features: Sequence[str] = ()) -> Vectors:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SourceError
-from raggedatlas.store.arrays import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
+from raggedatlas.model.arrays import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes
 from raggedatlas.store.codecs import blosc_declared_bytes, has_checksum, refuse_unknown_codecs, zstd_declared_bytes
 from raggedatlas.store.location import Location, refuse_symlinks
 from raggedatlas.store.runtime import LRUCache, map_requests
@@ -193,7 +194,7 @@ def _read_array(files: StoreFiles, path: str, node: dict[str, Any], *, sparse: b
     raw = None
     if key is not None:
         dtype = np.dtype(str(node["data_type"])).newbyteorder("<")
-        if not product(shape):
+        if not math.prod(shape):
             return np.zeros(shape, dtype)
         raw = files.read(f"{path}/{key}")
         if raw is None and not sparse:
@@ -203,7 +204,7 @@ def _read_array(files: StoreFiles, path: str, node: dict[str, Any], *, sparse: b
         return values if values.dtype.kind not in "UTO" else values.astype(str)
     data = decompress(raw, names[1:], where)
     chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
-    expected = product(chunk) * dtype.itemsize
+    expected = math.prod(chunk) * dtype.itemsize
     if data.size != expected:
         raise CorruptError(f"{where} has {data.size:,} bytes; expected {expected:,}. It is truncated.")
     return np.ascontiguousarray(data).view(dtype).reshape(chunk)[: shape[0]]
@@ -332,8 +333,8 @@ class _InnerChunks:
             self.pipeline = _Pipeline(shape, inner, outer, is_sharded, names[1:], not is_supported, separator)
         per_shard = [o // i for o, i in zip(self.pipeline.outer, self.pipeline.inner, strict=True)]
         self.per_shard = np.array(per_shard, np.int64)
-        self.n_slots = product(per_shard)
-        self.strides = np.array([product(per_shard[i + 1 :]) for i in range(len(per_shard))], np.int64)
+        self.n_slots = math.prod(per_shard)
+        self.strides = np.array([math.prod(per_shard[i + 1 :]) for i in range(len(per_shard))], np.int64)
         self._is_one_shard = all(a <= b for a, b in zip(self.pipeline.shape, self.pipeline.outer, strict=True))
 
     def read(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:

@@ -349,13 +349,7 @@ class AtlasOptions:
         return self.open() if at is None else self.open().checkout(parse_version(at))
 
     def open_snapshot(self, at: str | None) -> "AtlasView":
-        """Open the named snapshot, or the newest.
-
-        Raises
-        ------
-        NotFoundError
-            If there is none.
-        """
+        """Open the named snapshot, or the newest; raise `NotFoundError` if there is none."""
         from raggedatlas.errors import NotFoundError
 
         published = self.open_published(at)
@@ -528,14 +522,9 @@ class CxgOptions:
     )
 
     def options(self, target: str, on_losses: Callable[[tuple[Any, ...]], None]) -> dict[str, Any]:
-        """Return the options of `open_sink` for a target.
+        """Return the options of `open_sink` for a target; options of a CXG are refused for any other format.
 
-        Parameters
-        ----------
-        target : str
-            Output path; options of a CXG are refused for any other format.
-        on_losses : callable
-            Called with what the CXG loses or changes.
+        `on_losses` is called with what the CXG loses or changes.
         """
         given = {
             **{name: getattr(self, name) for name in _SAME_IN_SINK},

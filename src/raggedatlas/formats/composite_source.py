@@ -9,10 +9,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.containers import Container, readable
 from raggedatlas.formats.matrix_readers import CscRows, CsrRows, RowReader
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable, arrow_to_frame, frame_to_arrow
 from raggedatlas.model.protocols import NARROW, MatrixForm, MatrixInfo, SourceSchema
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,6 +221,21 @@ class CompositeSource:
                 f"{self._schema.uri or self._schema.name} has no matrix {key!r}; there are {sorted(self._rows)}."
             )
         return self._rows[key]
+
+
+def open_composite(
+    container: Container, read_parts: Callable[[Container], SourceParts], path: AnyPath, form: str, name: str = ""
+) -> CompositeSource:
+    """Make the source of an open file, which is closed if `read_parts` cannot describe it."""
+    try:
+        with readable(container.uri, "its structure"):
+            parts = read_parts(container)
+    except BaseException:
+        container.close()
+        raise
+    # The stem of `a.zarr.zip` is `a.zarr`.
+    name = name or path.stem.removesuffix(".zarr")
+    return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
 
 
 def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterator[tuple[Block, ...]]:

@@ -59,8 +59,25 @@ def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[s
     """
     name, path = where
     if not hasattr(group, "store"):
+        # Importing anndata takes longer than writing these.
         with refused(path):
-            if _write_plain(group, where, value, options):
+            grouped, array = members_of(value), _plain_array(value)
+            if name in group and (grouped is not None or array is not None):
+                del group[name]
+            if grouped is not None:
+                members, attributes = grouped
+                made = group.create_group(name)
+                for key, inner in members.items():
+                    write_member(made, (key, f"{path}/{key}"), inner, options)
+                made.attrs.update(attributes)
+                return
+            if array is not None:
+                values, encoding = array
+                kept = options if values.ndim else {}
+                if kept and values.ndim == 1 and len(values):
+                    kept = {**kept, "chunks": (min(len(values), COLUMN_CHUNK),)}
+                made = group.create_dataset(name, data=values, dtype=values.dtype, **kept)
+                made.attrs.update({"encoding-type": encoding, "encoding-version": "0.2.0"})
                 return
     import anndata
     from anndata.experimental import write_dispatched
@@ -79,35 +96,6 @@ def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[s
     allowed = {"allow_write_nullable_strings": True, "disallow_forward_slash_in_h5ad": False}
     with warnings_as("ignore"), anndata.settings.override(**allowed), refused(path):
         write_dispatched(group, name, value, callback=write_value, dataset_kwargs=options)
-
-
-def _write_plain(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Write a mapping, table, categorical, number, text or array to HDF5 as anndata does; return False for all else.
-
-    Importing anndata takes longer than writing these.
-    """
-    name, path = where
-    grouped, array = members_of(value), _plain_array(value)
-    if grouped is None and array is None:
-        return False
-    if name in group:
-        del group[name]
-    if grouped is not None:
-        members, attributes = grouped
-        made = group.create_group(name)
-        for key, inner in members.items():
-            write_member(made, (key, f"{path}/{key}"), inner, options)
-    else:
-        assert array is not None
-        values, encoding = array
-        kept = options if values.ndim else {}
-        if kept and values.ndim == 1 and len(values):
-            kept = {**kept, "chunks": (min(len(values), COLUMN_CHUNK),)}
-        made = group.create_dataset(name, data=values, dtype=values.dtype, **kept)
-        attributes = {"encoding-type": encoding, "encoding-version": "0.2.0"}
-    for key, stated in attributes.items():
-        made.attrs[key] = stated
-    return True
 
 
 def members_of(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noqa: ANN401
@@ -365,9 +353,6 @@ def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
     return pd.Index(objects, dtype=object, name=index.name)
 
 
-TEXT_ENCODING = {"encoding-type": "string-array", "encoding-version": "0.2.0"}
-
-
 def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, Any]) -> None:  # noqa: ANN401
     """Write a table as AnnData's data frame, with the values that `write_element` writes of the same frame.
 
@@ -384,8 +369,7 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
     # HDF5 refuses an attribute over 64 KiB, as `column-order` is then, unless creation order is tracked.
     tracked = {"track_order": True} if len(names) > MAX_INLINE_COLUMNS and not is_zarr else {}
     made = group.create_group(path, **tracked)
-    for key, value in {**TABLE_ENCODING, "column-order": names, "_index": index}.items():
-        made.attrs[key] = value
+    made.attrs.update({**TABLE_ENCODING, "column-order": names, "_index": index})
     for column, name in zip((table.index, *table.columns), (index, *names), strict=True):
         _write_column(made, (name, f"{path}/{name}"), column, options, is_index=column is table.index)
         if len(table) > COLUMN_CHUNK:
@@ -447,8 +431,7 @@ def _write_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict
 
         chunks = {"chunks": (COLUMN_CHUNK,)} if options else {}
         made = group.create_dataset(name, (texts.n_rows,), h5py.string_dtype(), **options, **chunks)
-        for key, value in TEXT_ENCODING.items():
-            made.attrs[key] = value
+        made.attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
     for block in blocks:
         with refused(path):
             made[start : start + len(block)] = block

@@ -82,7 +82,14 @@ class ExternalRowSort:
             end = min(stop, (band + 1) * self._band_rows)
             parts.append(self._read_band(band, row, end))
             row = end
-        return parts[0] if len(parts) == 1 else _concat_rows(parts)
+        if len(parts) == 1:
+            return parts[0]
+        pointers = [parts[0].indptr]
+        for part in parts[1:]:
+            pointers.append(part.indptr[1:] + pointers[-1][-1])
+        values = np.concatenate([part.layers["values"] for part in parts])
+        indices = np.concatenate([part.indices for part in parts])
+        return CsrBlock(np.concatenate(pointers), indices, {"values": values}, self._shape[1])
 
     def close(self) -> None:
         """Remove the temporary files."""
@@ -258,15 +265,6 @@ def stable_order(keys: NDArray[Any], n_keys: int) -> NDArray[np.intp]:
     one_per_row = csr_array((np.ones(n, np.int8), keys, np.arange(n + 1)), shape=(n, n_keys))
     order: NDArray[np.intp] = one_per_row.tocsc().indices.astype(np.intp, copy=False)
     return order
-
-
-def _concat_rows(parts: list[CsrBlock]) -> CsrBlock:
-    pointers = [parts[0].indptr]
-    for part in parts[1:]:
-        pointers.append(part.indptr[1:] + pointers[-1][-1])
-    values = np.concatenate([part.layers["values"] for part in parts])
-    indices = np.concatenate([part.indices for part in parts])
-    return CsrBlock(np.concatenate(pointers), indices, {"values": values}, parts[0].n_cols)
 
 
 def merge_slices(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.source import describe_node
-from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, open_composite
+from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock, sparse_dtype
 from raggedatlas.model.protocols import MatrixForm
@@ -38,17 +38,10 @@ def loom_source(path: Address) -> CompositeSource:
     members of `obsp` and `varp`, and attributes of the file members of `uns`.
     """
     path = as_path(path)
-    container = open_hdf5(path)
-    try:
-        with readable(container.uri, "its structure"):
-            parts = _parts(container)
-        return CompositeSource(parts, name=path.stem, uri=str(path), format="loom", close=container.close)
-    except BaseException:
-        container.close()
-        raise
+    return open_composite(open_hdf5(path), _read_parts, path, "loom")
 
 
-def _parts(container: Container) -> SourceParts:
+def _read_parts(container: Container) -> SourceParts:
     """Describe a loom file, group by group."""
     lacking = sorted({"matrix", "row_attrs", "col_attrs"} - set(container.names("")))
     if lacking:

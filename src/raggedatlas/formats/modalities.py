@@ -230,24 +230,22 @@ class MemoryOutput:
     def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
         """Make the object."""
         del header, check
-        matrices = {path: self._matrix(node) for path, node in self._nodes.items() if "encoding-type" in node.attrs}
-        values = {path: value for path, value in matrices.items() if value is not None} | self._elements
+        values: dict[str, Any] = {}
+        for path, node in self._nodes.items():
+            form = node.attrs.get("encoding-type", "").removesuffix("_matrix")
+            if isinstance(node, _Array) and form:
+                values[path] = node.values()
+            elif form in ("csr", "csc"):
+                parts = [self._nodes[f"{path}/{name}"].values() for name in ("data", "indices", "indptr")]
+                shape = tuple(node.attrs["shape"].tolist())
+                values[path] = scipy_matrix(form, tuple(parts), shape, needs_int64(parts[2], parts[1]))
+        values |= self._elements
         with readable(str(self.path), "the object that its elements make"):
             self.made = self._mudata(values) if "mod" in self._nodes else make_anndata(values)
 
     def discard(self) -> None:
         """Forget what was kept."""
         self._nodes, self._elements = {}, {}
-
-    def _matrix(self, node: "_Node") -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-        if isinstance(node, _Array):
-            return node.values()
-        form = node.attrs["encoding-type"].removesuffix("_matrix")
-        if form not in ("csr", "csc"):
-            return None
-        data, indices, indptr = (self._nodes[f"{node.name}/{name}"].values() for name in ("data", "indices", "indptr"))
-        shape = tuple(node.attrs["shape"].tolist())
-        return scipy_matrix(form, (data, indices, indptr), shape, needs_int64(indptr, indices))
 
     def _mudata(self, values: Mapping[str, Any]) -> "MuData":
         parts: dict[str, dict[str, Any]] = {name: {} for name in self._nodes["mod"].attrs["mod-order"]}

@@ -17,7 +17,7 @@ from raggedatlas.formats.anndata.source import (
     read_stored_parts,
     sound,
 )
-from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, open_composite
 from raggedatlas.formats.containers import (
     MAX_ELEMENT_BYTES,
     Container,
@@ -27,7 +27,6 @@ from raggedatlas.formats.containers import (
     is_tree,
     open_hdf5,
     open_zarr,
-    readable,
 )
 from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
@@ -55,15 +54,7 @@ def mudata_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) 
     """
     path = as_path(path)
     container = open_zarr(path) if is_tree(path) else open_hdf5(path)
-    try:
-        with readable(container.uri, "its structure"):
-            parts = _stored(container, max_element_bytes)
-        # The stem of `m.zarr.zip` is `m.zarr`.
-        name = path.stem.removesuffix(".zarr")
-        return CompositeSource(parts, name=name, uri=str(path), format="h5mu", close=container.close)
-    except BaseException:
-        container.close()
-        raise
+    return open_composite(container, partial(_read_parts, limit=max_element_bytes), path, "h5mu")
 
 
 def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuData, whose package is optional)
@@ -105,7 +96,7 @@ def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuD
     return CompositeSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
 
 
-def _stored(container: Container, limit: int) -> SourceParts:
+def _read_parts(container: Container, limit: int) -> SourceParts:
     if container.get("mod") is None:
         raise SourceError(f"{container.uri}: there is no group 'mod'; it is no MuData.")
     n_cells = frame_length(container, "obs")

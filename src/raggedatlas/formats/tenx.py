@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, NotFoundError, SourceError
-from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
+from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts, open_composite
+from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import (
     CsrRows,
@@ -69,15 +69,7 @@ def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
     `genome` names the genome, for Cell Ranger 2 files with several.
     """
     path = as_path(path)
-    container = open_hdf5(path)
-    try:
-        with readable(container.uri, "its structure"):
-            group = _group(container, genome)
-            parts = _h5_parts(container, group)
-        return CompositeSource(parts, name=path.stem, uri=str(path), format="10x-h5", close=container.close)
-    except BaseException:
-        container.close()
-        raise
+    return open_composite(open_hdf5(path), partial(_h5_parts, genome=genome), path, "10x-h5")
 
 
 def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
@@ -205,7 +197,8 @@ def _group(container: Container, genome: str | None) -> str:
     raise SourceError(f"{container.uri} holds the genomes {genomes}{lacks}; choose one with genome=...")
 
 
-def _h5_parts(container: Container, group: str) -> SourceParts:
+def _h5_parts(container: Container, genome: str | None) -> SourceParts:
+    group = _group(container, genome)
     shape = container.whole(f"{group}/shape", 2)
     n_features, n_cells = int(shape[0]), int(shape[1])
     arrays = {name: container.get(f"{group}/{name}") for name in ("indptr", "indices", "data")}

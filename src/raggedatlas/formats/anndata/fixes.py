@@ -451,18 +451,18 @@ def _summed_lengths(parts: tuple[Node, Node], indptr: NDArray[np.int64], n_major
     for first, last, indices, data in _row_blocks(parts, indptr):
         rows, _, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, _wide(data))
         lengths[first + 1 : last + 1] = np.bincount(rows, minlength=last - first)
-        if len(sums) < len(data) and not _sums_fit(data, sums, dtype):
+        if len(sums) == len(data) or dtype.kind == "b":
+            continue
+        if dtype.kind in "iu":
+            limits, largest = np.iinfo(dtype), max(abs(int(data.min())), abs(int(data.max())))
+            # Values so large that 64-bit sums could wrap around do not fit.
+            could_wrap = dtype.itemsize == 8 and largest * len(data) > limits.max
+            fits = not could_wrap and sums.min() >= limits.min and sums.max() <= limits.max
+        else:
+            fits = np.isfinite(sums).all() or not np.isfinite(data).all()
+        if not fits:
             return None
     return lengths
-
-
-def _sums_fit(data: NDArray[Any], sums: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Return whether sums of values fit their dtype; values so large that 64-bit sums could wrap around do not."""
-    if dtype.kind in "iu":
-        limits, largest = np.iinfo(dtype), max(abs(int(data.min())), abs(int(data.max())))
-        could_wrap = dtype.itemsize == 8 and largest * len(data) > limits.max
-        return not could_wrap and bool(sums.min() >= limits.min and sums.max() <= limits.max)
-    return dtype.kind == "b" or bool(np.isfinite(sums).all() or not np.isfinite(data).all())
 
 
 @contextmanager

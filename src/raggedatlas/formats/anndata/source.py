@@ -20,7 +20,7 @@ from raggedatlas.formats.anndata.elements import (
     stated_shape,
     unlisted_columns,
 )
-from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, open_composite, space_of
 from raggedatlas.formats.containers import (
     MAX_ELEMENT_BYTES,
     MEMBERS,
@@ -31,7 +31,6 @@ from raggedatlas.formats.containers import (
     open_hdf5,
     open_object,
     open_zarr,
-    readable,
 )
 from raggedatlas.formats.matrix_readers import (
     NUMBER_KINDS,
@@ -42,7 +41,7 @@ from raggedatlas.formats.matrix_readers import (
     MatrixLocation,
     RowReader,
 )
-from raggedatlas.store.location import Address, AnyPath, as_path
+from raggedatlas.store.location import Address, as_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,13 +51,13 @@ if TYPE_CHECKING:
 def h5ad_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed."""
     path = as_path(path)
-    return _stored_source(open_hdf5(path), path, "h5ad", limit=max_element_bytes)
+    return open_composite(open_hdf5(path), partial(read_stored_parts, limit=max_element_bytes), path, "h5ad")
 
 
 def zarr_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder."""
     path = as_path(path)
-    return _stored_source(open_zarr(path), path, "zarr", limit=max_element_bytes)
+    return open_composite(open_zarr(path), partial(read_stored_parts, limit=max_element_bytes), path, "zarr")
 
 
 def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
@@ -66,7 +65,8 @@ def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group
     container = open_object(group)
     # `open_object` names a group within a file `file:group`.
     name = Path(container.uri.rpartition(":")[2]).stem or "group"
-    return _stored_source(container, Path(container.uri), "h5ad" if hasattr(group, "id") else "zarr", name)
+    form = "h5ad" if hasattr(group, "id") else "zarr"
+    return open_composite(container, read_stored_parts, Path(container.uri), form, name)
 
 
 def object_source(adata: "AnnData") -> CompositeSource:
@@ -79,20 +79,6 @@ def object_source(adata: "AnnData") -> CompositeSource:
     uri = str(Path(str(adata.filename)).absolute()) if adata.isbacked else ""
     name = Path(uri).stem if uri else "anndata"
     return CompositeSource(read_object_parts(adata), name=name, uri=uri, format="anndata")
-
-
-def _stored_source(
-    container: Container, path: AnyPath, form: str, name: str = "", limit: int = MAX_ELEMENT_BYTES
-) -> CompositeSource:
-    try:
-        with readable(container.uri, "its structure"):
-            parts = read_stored_parts(container, limit=limit)
-        # The stem of `a.zarr.zip` is `a.zarr`.
-        name = name or path.stem.removesuffix(".zarr")
-        return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
-    except BaseException:
-        container.close()
-        raise
 
 
 def read_stored_parts(container: Container, prefix: str = "", limit: int = MAX_ELEMENT_BYTES) -> SourceParts:
@@ -168,7 +154,11 @@ class _Stored(_Contents):
     def parts(self) -> SourceParts:
         if self.n_features is not None:
             self.features["var"] = self._frame("var")
-        space = self._space()
+        types = next((name for name in ("feature_types", "feature_type") if self._get(f"var/{name}") is not None), "")
+        space = "gene_expression"
+        if types:
+            values = read_element(self.container, f"{self.prefix}var/{types}")
+            space = space_of(np.asarray(values, dtype=object).tolist())
         for path in ("X", *(f"layers/{name}" for name in self._members("layers"))):
             rows = self._rows(path)
             if rows is None:
@@ -370,14 +360,6 @@ class _Stored(_Contents):
                 f"{self.container.uri}: {self.prefix}{key} has shape {shape}, where {expected} was expected from the tables of "
                 "cells and features (None is any); the file does not fit together. Write it again."
             )
-
-    def _space(self) -> str:
-        for name in ("feature_types", "feature_type"):
-            node = self._get(f"var/{name}")
-            if node is not None:
-                values = read_element(self.container, f"{self.prefix}var/{name}")
-                return space_of(np.asarray(values, dtype=object).tolist())
-        return "gene_expression"
 
 
 class _Field:

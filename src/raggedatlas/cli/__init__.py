@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,17 +71,24 @@ def defer_pandas_import() -> None:
     is hidden. This is for the process of a command: in others pandas is usually imported already.
     """
 
+    def hide(fullname: str, *_: Any) -> None:  # noqa: ANN401
+        if fullname == "pandas":
+            # Returning None instead would pass the search on to the finder that has pandas.
+            raise ModuleNotFoundError("pandas is put off", name=fullname)
+
     def look_without_pandas() -> None:
         import pyarrow as pa
 
         # It may be importing pyarrow.
-        if "pandas" not in sys.modules:
-            sys.modules["pandas"] = None  # type: ignore[assignment]
-            try:
-                # The first array makes pyarrow look for pandas, once; it remembers that there is none.
-                pa.array([0])
-            finally:
-                del sys.modules["pandas"]
+        if "pandas" in sys.modules:
+            return
+        hidden: Any = SimpleNamespace(find_spec=hide)
+        sys.meta_path.insert(0, hidden)
+        try:
+            # The first array makes pyarrow look for pandas, once; it remembers that there is none.
+            pa.array([0])
+        finally:
+            sys.meta_path.remove(hidden)
 
     def look_again() -> None:
         import pyarrow as pa

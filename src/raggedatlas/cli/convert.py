@@ -128,10 +128,11 @@ def convert(
     try:
         # Only `.zarr` may be AnnData or MuData; `.h5ad` and `.h5mu` say which.
         several = subset.modality is None and Path(target).suffix == ".zarr" and is_multimodal(opened)
+        options = {**output_options.options(), **more, **({"multimodal": True} if several else {})}
         with progress(f"write {target}") as callback:
             written = copy(
                 opened,
-                open_sink(target, **output_options.options(), **more, **({"multimodal": True} if several else {})),
+                open_sink(target, **options),
                 where=subset.where,
                 features=subset.features or None,
                 layers=subset.layers or None,

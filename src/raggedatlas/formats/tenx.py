@@ -318,11 +318,11 @@ class MarketRows(SortedRows):
         self.shape = shape
         self.dtype = DTYPES[self._field]
         self.entry_bytes = 16
-        self.n_entries: int = n_entries
+        self.n_entries = n_entries
 
     def fill(self, sort: ExternalRowSort) -> None:
         """Add all entries to a sort."""
-        n_read = 0
+        n_read, n_entries = 0, self.n_entries or 0
         with _opened(self._path) as file:
             _read_header(file, self._path)
             for numbers in _numbers(file, self._field, self._width, self._path):
@@ -331,19 +331,19 @@ class MarketRows(SortedRows):
                 n_read += len(numbers)
                 outside = (features < 0) | (features >= self.shape[1]) | (cells < 0) | (cells >= self.shape[0])
                 # Refused at once, because the bands of the sort were sized for the announced number.
-                if n_read > self.n_entries or outside.any():
+                if n_read > n_entries or outside.any():
                     at = int(outside.argmax())
                     what = (
                         f"an entry of feature {int(features[at]) + 1:,} and cell {int(cells[at]) + 1:,} outside its shape {self._stated}"
                         if outside.any()
-                        else f"more than the {self.n_entries:,} entries that it announces"
+                        else f"more than the {n_entries:,} entries that it announces"
                     )
                     raise SourceError(f"{self._path} has {what}; it is damaged. Fetch it again.")
                 values = np.ones(len(numbers), np.bool_) if self._width == 2 else numbers[:, 2]
                 sort.add(cells, features, values)
-        if n_read != self.n_entries:
+        if n_read != n_entries:
             raise SourceError(
-                f"{self._path} announces {self.n_entries:,} entries and has {n_read:,}; it was cut short or changed. "
+                f"{self._path} announces {n_entries:,} entries and has {n_read:,}; it was cut short or changed. "
                 "Fetch it again."
             )
 

@@ -1,12 +1,17 @@
 """Fixtures of all tests, and the hypothesis profiles: `ci` for the usual run, `nightly` for `scripts/test --nightly`."""
 
+import logging
 import os
+import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
+
+from support.object_store import FaultyProxy, Remote
 
 # Making the commands of an application from its functions takes longer than most of them run.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
@@ -41,3 +46,25 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.envir
 def data_dir() -> Path:
     """Folder of the real files; its README names their sources and licences."""
     return Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def s3_proxy() -> Iterator[FaultyProxy]:
+    """An object store on loopback behind a proxy that counts and fails on demand."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from moto.server import ThreadedMotoServer
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    host, port = server.get_host_and_port()
+    with FaultyProxy(f"http://{host}:{port}") as proxy:
+        yield proxy
+    server.stop()
+
+
+@pytest.fixture
+def remote(s3_proxy: FaultyProxy) -> Iterator[Remote]:
+    """Give an empty bucket; no fault outlives the test."""
+    yield Remote.make(s3_proxy)
+    s3_proxy.forget()

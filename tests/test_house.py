@@ -207,7 +207,6 @@ def test_calls_that_write_use_the_tables_of_their_session() -> None:
         "wings/results/folder.py",
     }
     assert found == others | {
-        "store/tables.py",
         "catalog/catalog.py",
         "catalog/file_checks.py",
         "catalog/validation.py",

@@ -333,27 +333,6 @@ def test_identity_is_a_function_of_what_is_registered(data: st.DataObject, rows:
     )
 
 
-@pytest.mark.nightly
-@examples(6)
-@given(order=st.permutations(["ids", "names", "mixed", "versioned"]), snapshots=st.sets(st.integers(0, 2)))
-def test_the_order_of_files_and_snapshots_does_not_matter(
-    tmp_path_factory: pytest.TempPathFactory, order: list[str], snapshots: set[int]
-) -> None:
-    """However files and snapshots come, the same features count as the same."""
-    sources = {
-        "ids": cells(["CD79A", "X1"], 0, gene_ids=[CD79A, MS4A1]), "names": cells(["CD79A", "X1", "GFP"], 1),
-        "mixed": cells([CD79A, "GFP", "B"], 2), "versioned": cells([f"{CD79A}.4", f"{MS4A1}.2"], 3),
-    }  # fmt: skip
-    atlas = build(tmp_path_factory.mktemp("order") / "a", {name: sources[name] for name in order}, snapshots)
-    rows = read_identity(atlas._catalog, SPACE)
-    assert rows is not None
-    ids = atlas.features()["feature_id"]
-    found = {(ids[row["feature_uid"]], ids[row["target_uid"]], row["evidence"]) for row in rows.to_pylist()}
-    assert found == {("CD79A", CD79A, "symbol CD79A"), ("X1", MS4A1, "symbol X1")}
-    facts = atlas.features().reset_index().set_index("feature_id").loc[CD79A]
-    assert (facts["symbol"], sorted(facts["aliases"])) == ("CD79A", [f"{CD79A}.4"])
-
-
 @pytest.mark.long
 def test_a_row_says_its_source_and_when(tmp_path: Path) -> None:
     """A row by a gene table names it, with hash and time of loading; one by hand has the time of its link; one by files neither."""

@@ -3,73 +3,24 @@
 import contextlib
 import datetime as dt
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, integrity, maintenance, optimization, purge, snapshots
+from raggedatlas.catalog import assets, integrity, maintenance, purge, snapshots
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import HEAD, list_versions
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.manifests import FOLDER
-from support.atlases import verify, write_dataset
+from support.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
 
 
-def flip(file: Path, bit: int) -> bytes:
-    """Flip one bit of a file, and return what it was."""
-    data = file.read_bytes()
-    other = bytearray(data)
-    other[bit // 8] ^= 1 << bit % 8
-    file.write_bytes(other)
-    return data
-
-
 def found(catalog: Catalog) -> list[Problem]:
     return [problem for problem in validate(catalog, "deep") if problem.level == "must"]
-
-
-@pytest.mark.long
-def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) -> None:
-    """Data, deletion, index, transaction and manifest files of all tables, the list of snapshots, its tags, and the manifests."""
-    catalog = two[0]
-    few = write_dataset(catalog, "c", ["A"], np.ones((4, 1), "u1"), {"kind": ["z"] * 4})
-    optimization.optimize(catalog)
-    snapshots.snapshot(catalog)
-    assets.drop_dataset(catalog, few)
-    snapshots.snapshot(catalog)
-    folder = catalog.tables.location.path
-    named = {path for r in list_versions(catalog) for path in integrity.read_manifest(catalog, r.manifest)}
-    named |= {str(file.relative_to(folder)) for file in (folder / FOLDER).iterdir()}
-    named |= {str(file.relative_to(folder)) for file in folder.glob("*/_refs/tags/*.json")}
-    assert {Path(path).parts[1] for path in named} >= {"data", "_versions", "_transactions", "_indices", "_deletions"}
-    rng = np.random.default_rng(0)
-    for path in sorted(named):
-        file = folder / path
-        before = flip(file, int(rng.integers(8 * file.stat().st_size)))
-        assert verify(catalog), path
-        file.write_bytes(before)
-    assert found(catalog) == []
-
-
-@pytest.mark.nightly
-def test_a_flipped_bit_in_the_list_of_snapshots_is_found(two: Two) -> None:
-    """No manifest can name the hash of the list that names it, so the head does; whatever the bit does, validation reports."""
-    catalog = two[0]
-    snapshots.snapshot(catalog)
-    folder = catalog.tables.location.path
-    table = folder / "atlas_versions.lance"
-    newest = min((table / "_versions").glob("*.manifest"))
-    rng = np.random.default_rng(1)
-    for file in (newest, max((table / "data").iterdir(), key=lambda f: f.stat().st_mtime_ns)):
-        for _ in range(8):
-            before = flip(file, int(rng.integers(8 * file.stat().st_size)))
-            assert found(catalog), file
-            file.write_bytes(before)
 
 
 def test_a_missing_or_cut_file_is_named(two: Two) -> None:

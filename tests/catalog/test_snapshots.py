@@ -324,22 +324,6 @@ def test_a_snapshot_is_dropped_by_label_and_its_bytes_are_freed(two: Two) -> Non
 
 
 @pytest.mark.long
-def test_a_drop_that_dies_before_the_tags_is_finished_by_gc(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the list is committed the snapshot is gone; its tags are removed by the next `gc`."""
-    catalog = two[0]
-    for _ in range(2):
-        snapshots.snapshot(catalog)
-    with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "untag_everywhere", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            snapshots.drop_snapshot(catalog, 1)
-    assert [record.version for record in list_versions(catalog)] == [2]
-    assert "atlas-v1" in catalog.tables.tags(CELLS)
-    maintenance.gc(catalog, dry_run=False)
-    assert set(catalog.tables.tags(CELLS)) == {"atlas-v2"}
-
-
-@pytest.mark.long
 def test_a_drop_that_dies_before_any_write_has_dropped_one_snapshot_or_none(two: Two, dying: Dying) -> None:
     """The others are sound after each death, a second call finishes it, and gc leaves no tag of what was dropped."""
     catalog = two[0]

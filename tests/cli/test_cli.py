@@ -126,6 +126,7 @@ def test_create(tmp_path: Path) -> None:
     """An atlas is made once."""
     assert read("create", tmp_path / "a")["uri"].endswith("a")
     assert "atlas" in refused("create", tmp_path / "a")
+    assert "raggedatlas snapshot" in refused("query", tmp_path / "a")
 
 
 def test_add_takes_choices(tmp_path: Path, files: tuple[str, str]) -> None:
@@ -144,18 +145,6 @@ def test_add_takes_choices(tmp_path: Path, files: tuple[str, str]) -> None:
     assert read(*words, "--on-duplicate", "skip")[0]["status"] == "skipped"
     columns = read("add", atlas, files[1], "--obs", "donor", "--organism", "human")[0]["columns"]
     assert [c["name"] for c in columns if c["fate"] == "left out"] == ["cell_type"]
-
-
-def test_add_refuses(tmp_path: Path, files: tuple[str, str]) -> None:
-    """A file that is not there, the same content twice, and an unclear choice are refused."""
-    atlas = tmp_path / "a"
-    done("create", atlas)
-    assert "none.h5ad" in refused("add", atlas, tmp_path / "none.h5ad")
-    done("add", atlas, files[0], "--organism", "human")
-    assert "--on-duplicate skip" in refused("add", atlas, files[0], "--organism", "human")
-    assert "--layer" in refused("add", atlas, files[1], "--layer", "X=counts", "--layer", "raw/X", code=2)
-    assert "--feature-id" in refused("add", atlas, files[1], "--feature-id", "a", "--feature-id", "b", code=2)
-    assert "--cast" in refused("add", atlas, files[1], "--cast", "donor", code=2)
 
 
 def test_add_tells_progress_in_lines(tmp_path: Path, files: tuple[str, str]) -> None:
@@ -248,18 +237,6 @@ def test_query_orders_samples_and_joins(made: Path) -> None:
     assert "1 columns" in done(*words, "--join", "2")
     assert "4 columns" in done(*words)
     assert done("query", made, "cell_type = 'no such'").endswith("0 cells at snapshot 2\n")
-
-
-def test_query_refuses(made: Path, tmp_path: Path) -> None:
-    """A wrong column, feature, snapshot or join is told in one line; without a snapshot the way to one is."""
-    assert "nope" in refused("query", made, "nope = 3")
-    assert "NOPE" in refused("query", made, "-f", "NOPE")
-    assert "first" in refused("query", made, "--at", "nope")
-    assert "inner" in refused("query", made, "--join", "inner")
-    assert "--sample-by" in refused("query", made, "--sample-by", "donor", code=2)
-    assert "--missing" in refused("query", made, "--missing", "mean", code=2)
-    done("create", tmp_path / "a")
-    assert "raggedatlas snapshot" in refused("query", tmp_path / "a")
 
 
 def test_export(made: Path, tmp_path: Path) -> None:
@@ -525,25 +502,6 @@ def test_words_are_read() -> None:
     """The first equals sign divides a pair; a text of digits is a number of a snapshot."""
     assert parse_pairs(["a=b=c", "d="], "--x") == {"a": "b=c", "d": ""}
     assert (parse_version("12"), parse_version("v12")) == (12, "v12")
-
-
-def test_a_name_that_no_feature_has_is_unknown(made: Path) -> None:
-    """Features of which none is known are refused in one line, also where nothing is found at all."""
-    assert "unknown in gene_expression: CD79AA" in refused("features", made, "CD79AA")
-
-
-def test_export_lists_every_ending_that_it_writes(made: Path, tmp_path: Path) -> None:
-    """Another ending is refused with all that can be written, tables of cells included, and nothing is written."""
-    line = refused("export", made, tmp_path / "x.rds")
-    assert all(ending in line for ending in (".h5ad", ".zarr", ".h5mu", ".cxg", ".parquet", ".csv"))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("verb", [("add", "--on-duplicate", "skpi"), ("validate", "--level", "Deep")])
-def test_a_wrong_word_is_a_wrong_use(made: Path, files: tuple[str, str], verb: tuple[str, ...]) -> None:
-    """A word that an option does not know is refused with those it knows."""
-    sources = files[:1] if verb[0] == "add" else ()
-    assert verb[1] in refused(verb[0], made, *sources, *verb[1:], code=2)
 
 
 @pytest.mark.nightly

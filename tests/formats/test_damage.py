@@ -26,10 +26,9 @@ from campaigns.random_damage import array, attribute, attributes, member, read_b
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.anndata import Limits, fixes, validate
 from raggedatlas.formats.anndata.fixes import FIXES, repair
-from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_source
 from raggedatlas.store.executors import spawned
-from support.anndata_faults import AWKWARD_FORM, FORMS, Form, _element, damage, put, texts, write_good
+from support.anndata_faults import AWKWARD_FORM, FORMS, Form, damage, put, write_good
 from support.hypothesis_profile import examples
 
 
@@ -318,18 +317,6 @@ def test_members_that_no_list_names_do_not_stop_a_reader(tmp_path: Path) -> None
     source.close()
     damage(path, lambda root: put(root, "obs/score", np.ones((3, 2))) and None)
     assert musts(path) == {"A75 obs"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ending", [".h5ad", ".zarr"])
-def test_frames_of_other_names_are_not_converted(ending: str, tmp_path: Path) -> None:
-    """A frame in obsm whose rows have other names than obs is refused, and nothing is written that anndata refuses."""
-    path = write_good(tmp_path / "x.h5ad", "hdf5")
-    copy(path, tmp_path / f"good{ending}")
-    damage(path, _element("obsm/frame/_index", texts("c1", "c3", "c2")))
-    with pytest.raises(SourceError, match="obsm/frame has the name 'c3' in row 1, where obs has 'c2'"):
-        copy(path, tmp_path / f"bad{ending}")
-    assert not (tmp_path / f"bad{ending}").exists()
 
 
 def test_an_element_that_has_no_reader_is_refused_by_repair(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ LINKS: dict[str, tuple[str, Any]] = {
     "soft": ("uns/x is a second link to layers/l,", lambda f: f.__setitem__("uns/x", h5py.SoftLink("/layers/l"))),
     "in a frame": ("is a second link to obsm/e,", lambda f: f.__setitem__("obsm/f", f["obsm/e"])),
     "nested": ("uns/b is a second link to uns/a,", nest),
+    "nothing": ("uns/x", lambda f: f.__setitem__("uns/x", h5py.SoftLink("/absent"))),
 }
 
 

@@ -1,12 +1,13 @@
-"""Laws of linking: the bytes that references name, decoded without HDF5 and zarr-python, are the values; all else is refused."""
+"""Laws of linking: what is read by references is what HDF5 and zarr-python read; all else is refused."""
 
 import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,108 +26,29 @@ from numpy.typing import NDArray
 import raggedatlas as ra
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats import linking
-from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.linking import Linker, decodable
-from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.arrays import ArraySpec
-from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.protocols import Source
 from raggedatlas.store.location import AnyPath, Location
 from raggedatlas.store.ranges import SMALL_BLOCK
+from raggedatlas.store.read import read_all
 from raggedatlas.store.references import References
 from support.hypothesis_profile import examples
+from support.linked_arrays import linked_reader, source_of
 from support.object_store import FaultyProxy, GoogleStorage, WebServer, google_options
 
 DATA = Path(__file__).parent.parent / "data"
 
 
-@pytest.fixture
-def any_codec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every known encoding for one that can be decoded: the tests decode for themselves."""
-    monkeypatch.setattr(linking, "decodable", lambda codecs: True)
-
-
-def unlzf(data: bytes, n_bytes: int) -> bytes:
-    """Decompress LZF; chunks at full size are stored as they are."""
-    if len(data) == n_bytes:
-        return data
-    out, at = bytearray(), 0
-    while at < len(data):
-        control, at = data[at], at + 1
-        if control < 32:
-            out += data[at : at + control + 1]
-            at += control + 1
-            continue
-        length = control >> 5
-        if length == 7:
-            length, at = length + data[at], at + 1
-        start = len(out) - ((control & 31) << 8) - data[at] - 1
-        at += 1
-        for i in range(length + 2):
-            out.append(out[start + i])
-    return bytes(out)
-
-
-def decoded(data: bytes, codecs: list[dict[str, Any]], dtype: np.dtype[Any], n_bytes: int) -> NDArray[Any]:
-    """Decode one chunk as its codecs say."""
-    n = next(i for i, codec in enumerate(codecs) if codec["name"] == "bytes")
-    for codec in reversed(codecs[n + 1 :]):
-        settings = codec.get("configuration") or {}
-        steps: dict[str, Callable[[bytes], Any]] = {
-            "numcodecs.zlib": zlib.decompress,
-            "gzip": lambda raw: zlib.decompress(raw, wbits=31),
-            "zstd": numcodecs.Zstd().decode,
-            "blosc": numcodecs.Blosc().decode,
-            "numcodecs.lz4": numcodecs.LZ4().decode,
-            "numcodecs.lzf": lambda raw: unlzf(raw, n_bytes),
-            "numcodecs.shuffle": numcodecs.Shuffle(settings.get("elementsize", 1)).decode,
-            "numcodecs.fletcher32": numcodecs.Fletcher32().decode,
-            "crc32c": lambda raw: raw[:-4],
-        }
-        data = bytes(steps[codec["name"]](data))
-    big = (codecs[n].get("configuration") or {}).get("endian") == "big"
-    values = np.frombuffer(data, dtype.newbyteorder(">" if big else "<"))
-    for codec in reversed(codecs[:n]):
-        values = numcodecs.get_codec({"id": codec["name"].removeprefix("numcodecs."), **codec["configuration"]}).decode(
-            values
-        )
-    return values.astype(dtype)
-
-
-def stored_values(references: References, spec: ArraySpec, folder: Path) -> NDArray[Any]:
-    """Read an array by its references from the file or folder."""
-    table, dtype = references.arrays[spec.path], np.dtype(spec.dtype)
-    codecs = json.loads(spec.codecs)
-    pieces = []
-    for number, offset, size in zip(table.objects, table.offsets, table.sizes, strict=True):
-        key = references.objects.keys[number] if size >= 0 else ""
-        data = (folder / key if key else folder).read_bytes()[offset : offset + size] if size >= 0 else None
-        pieces.append(data)
-    grid = [-(-n // c) for n, c in zip(spec.shape, spec.chunk_shape, strict=True)]
-    if len(pieces) == 1 and codecs[-1]["name"] == "bytes" and pieces[0] is not None:
-        n_bytes = int(np.prod(spec.shape)) * dtype.itemsize
-        if len(pieces[0]) == n_bytes:
-            return decoded(pieces[0], codecs, dtype, n_bytes).reshape(spec.shape)
-    assert len(pieces) == int(np.prod(grid)) or pieces == [None]
-    out = np.full(spec.shape, spec.fill(), dtype)
-    n_bytes = int(np.prod(spec.chunk_shape)) * dtype.itemsize
-    for number, data in enumerate(pieces):
-        if data is None:
-            continue
-        corner = np.unravel_index(number, grid)
-        target = out[tuple(slice(at * n, at * n + n) for at, n in zip(corner, spec.chunk_shape, strict=True))]
-        target[...] = decoded(data, codecs, dtype, n_bytes).reshape(spec.chunk_shape)[
-            tuple(slice(n) for n in target.shape)
-        ]
-    return out
-
-
-def source_of(array: Any, uri: str = "x") -> CompositeSource:
-    """Return a source of which one array is the matrix X."""
-    part = MatrixPart.of("X", DenseRows(array, MatrixLocation(uri, "X", str)))
-    none = frame_to_arrow(ad.AnnData(shape=(0, 0)).obs)
-    return CompositeSource(SourceParts(array.shape[0], lambda: none, (part,), {}), name="x", uri=uri, format="h5ad")
+def stored_values(references: References, spec: ArraySpec, place: Path) -> NDArray[Any]:
+    """Read an array by its references, as an atlas that links the file does."""
+    with TemporaryDirectory() as store:
+        reader = linked_reader(
+            Path(store), Location(str(place)), references, spec.path, shape=spec.shape, dtype=spec.dtype,
+            chunks=spec.chunk_shape, codecs=json.loads(spec.codecs), fill=json.loads(spec.fill_value),
+        )  # fmt: skip
+        return read_all(reader)
 
 
 def linked(source: Source, place: AnyPath, *keys: str) -> tuple[References, dict[str, ArraySpec]]:
@@ -189,8 +111,7 @@ def test_bytes_of_an_hdf5_file_are_its_values(
         dataset = file.create_dataset("x", values.shape, values.dtype, fillvalue=fill, **options)
         if case["n_rows"]:
             dataset[: case["n_rows"]] = values[: case["n_rows"]]
-    with h5py.File(path) as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linking, "decodable", lambda codecs: True)
+    with h5py.File(path) as file:
         try:
             references, specs = linked(source_of(file["x"]), path, "X")
         except SourceError as error:
@@ -290,9 +211,7 @@ def check_zarr(
     if case["n_rows"]:
         array[: case["n_rows"]] = values[: case["n_rows"]]
     array = zarr.open_group(path, mode="r")["a/b"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linking, "decodable", lambda codecs: True)
-        references, specs = linked(source_of(array), path, "X")
+    references, specs = linked(source_of(array), path, "X")
     spec = specs["X/data"]
     assert (spec.chunk_shape, spec.shard_shape) == (case["chunks"], None)
     np.testing.assert_array_equal(stored_values(references, spec, path), array[...])
@@ -359,7 +278,6 @@ def write_zarr(adata: ad.AnnData, path: Path, zarr_format: Any) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.usefixtures("any_codec")
 def test_every_matrix_of_an_anndata_is_linked(name: str, tmp_path: Path) -> None:
     """CSR, CSC and dense matrices, those of raw, obsm and varp, as anndata and this package write them."""
     WRITERS[name](small_anndata(), tmp_path / name)
@@ -393,7 +311,6 @@ def check_source(
         ("wu2020.h5mu", ("mod/gex/X", "mod/gex/obsm/X_umap_orig")),
     ],
 )
-@pytest.mark.usefixtures("any_codec")
 def test_files_of_others_are_linked(name: str, keys: tuple[str, ...]) -> None:
     """AnnData of old writers, a 10x file, and modalities of a MuData."""
     source = open_source(DATA / name)
@@ -402,7 +319,6 @@ def test_files_of_others_are_linked(name: str, keys: tuple[str, ...]) -> None:
     source.close()
 
 
-@pytest.mark.usefixtures("any_codec")
 def test_a_mudata_in_a_zarr_folder_is_linked(tmp_path: Path) -> None:
     """Keys of its objects are relative to the folder of all modalities."""
     adata = small_anndata()
@@ -484,7 +400,6 @@ REFUSED: dict[str, tuple[str, Callable[[h5py.File], Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.usefixtures("any_codec")
 def test_what_only_hdf5_reads_is_refused(name: str, tmp_path: Path) -> None:
     """Each with its reason and the way out."""
     pytest.importorskip("hdf5plugin")
@@ -498,18 +413,6 @@ def test_what_only_hdf5_reads_is_refused(name: str, tmp_path: Path) -> None:
         linker = Linker(source_of(file["x"]), tmp_path / "x.h5")
         with pytest.raises(SourceError, match=rf"x\.h5: X/data cannot be linked: .*({said}).*copy=True"):
             linker.add("X")
-
-
-def test_lzf_that_a_chunk_skipped_is_told_by_its_size(tmp_path: Path) -> None:
-    """A chunk that LZF does not make smaller is stored shuffled alone, at full size, and is linked."""
-    values = np.concatenate([np.random.default_rng(0).integers(0, 2**31, 10_000), np.zeros(10_000)]).astype(np.int32)
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("x", data=values, chunks=(10_000,), compression="lzf", shuffle=True, fletcher32=True)
-    with h5py.File(tmp_path / "x.h5") as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linking, "decodable", lambda codecs: True)
-        references, specs = linked(source_of(file["x"]), tmp_path / "x.h5", "X")
-    assert references.arrays["X/data"].sizes[0] == 40_004
-    np.testing.assert_array_equal(stored_values(references, specs["X/data"], tmp_path / "x.h5"), values)
 
 
 def test_codecs_whose_settings_are_left_out(tmp_path: Path) -> None:
@@ -696,7 +599,6 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
             linker.references()
 
 
-@pytest.mark.usefixtures("any_codec")
 def test_damaged_shards_are_told(tmp_path: Path) -> None:
     """An index that does not match its checksum, and a shard too short for one."""
     group = zarr.open_group(tmp_path / "x.zarr", mode="w")
@@ -711,20 +613,20 @@ def test_damaged_shards_are_told(tmp_path: Path) -> None:
             Linker(source_of(array), tmp_path / "x.zarr").add("X")
 
 
-@pytest.mark.usefixtures("any_codec")
 def test_a_shard_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index must be that of the file whose size and time are recorded."""
     group = zarr.open_group(tmp_path / "x.zarr", mode="w")
     group.create_array("x", data=np.arange(64), chunks=(4,), shards=(32,))
-    found = linking._facts_of
+    found = linking._look
 
-    def look(path: Path) -> Any:
-        facts = found(path)
-        if path.name == "1":
-            touch(path)
+    def look(place: Path, keys: Sequence[str]) -> Any:
+        facts = found(place, keys)
+        for key in keys:
+            if key.endswith("/1"):
+                touch(place / key)
         return facts
 
-    monkeypatch.setattr(linking, "_facts_of", look)
+    monkeypatch.setattr(linking, "_look", look)
     with pytest.raises(SourceError, match=r"x/c/1 changed while it was read"):
         Linker(source_of(zarr.open_group(tmp_path / "x.zarr", mode="r")["x"]), tmp_path / "x.zarr").add("X")
 
@@ -751,7 +653,6 @@ def web(folder: Path) -> Iterator[WebServer]:
 
 
 @pytest.mark.parametrize("name", ["large.h5ad", "sharded.zarr", "plain.zarr"])
-@pytest.mark.usefixtures("any_codec")
 def test_what_a_web_server_serves_is_linked_as_a_local_file(name: str, folder: Path, web: WebServer) -> None:
     """The same places of the same bytes; servers that tell neither time nor ETag leave them empty."""
     place = Location(f"{web.address}/{name}").in_small_blocks()
@@ -772,7 +673,6 @@ def test_what_a_web_server_serves_is_linked_as_a_local_file(name: str, folder: P
             np.testing.assert_array_equal(getattr(found.arrays[path], field), getattr(table, field))
 
 
-@pytest.mark.usefixtures("any_codec")
 def test_linking_over_a_network_takes_a_small_part_of_the_file(folder: Path, web: WebServer) -> None:
     """Tables, cells and features are a small part of the bytes, in few requests."""
     size = (folder / "large.h5ad").stat().st_size
@@ -788,7 +688,6 @@ def test_linking_over_a_network_takes_a_small_part_of_the_file(folder: Path, web
     assert any(int(stop) - int(start) + 1 == SMALL_BLOCK for start, stop in ranges)
 
 
-@pytest.mark.usefixtures("any_codec")
 def test_one_listing_tells_of_all_objects_in_a_store(folder: Path, tmp_path: Path) -> None:
     """Sizes, ETags and times are those that requests for the objects answer."""
     with GoogleStorage() as server, FaultyProxy(server.address) as proxy:

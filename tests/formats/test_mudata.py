@@ -18,7 +18,6 @@ from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame
-from raggedatlas.model.protocols import SinkMatrix
 
 mudata = pytest.importorskip("mudata")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -62,26 +61,17 @@ def check(source: Any) -> None:
     source.close()
 
 
-def test_file_and_object_say_the_same(tmp_path: Path) -> None:
-    """A file gives one row per global cell, presence by obsmap and prefixed columns; so does the object."""
+def test_files_and_object_say_the_same(tmp_path: Path) -> None:
+    """A file, a Zarr folder and a zip file of it give one row per global cell, presence by obsmap and prefixed columns; so does the object."""
     mdata = two_modalities()
-    mdata.write(tmp_path / "x.h5mu")
-    check(mudata_source(tmp_path / "x.h5mu"))
-    check(open_source(mdata))
-
-
-@pytest.mark.long
-def test_zarr_folder_of_a_mudata(tmp_path: Path) -> None:
-    """A MuData that was written as a Zarr folder reads as its file."""
-    two_modalities().write_zarr(tmp_path / "x.zarr")
-    check(open_source(tmp_path / "x.zarr"))
-
-
-def test_a_zip_file_has_the_name_of_its_folder(tmp_path: Path) -> None:
-    """The source of `m.zarr.zip` is called `m`, as that of `m.zarr`."""
-    two_modalities().write_zarr(tmp_path / "m.zarr")
+    mdata.write(tmp_path / "m.h5mu")
+    mdata.write_zarr(tmp_path / "m.zarr")
     packed = shutil.make_archive(str(tmp_path / "m.zarr"), "zip", tmp_path / "m.zarr")
-    assert [open_source(path).describe().name for path in (tmp_path / "m.zarr", packed)] == ["m", "m"]
+    for path in (tmp_path / "m.h5mu", tmp_path / "m.zarr", packed):
+        source = open_source(path)
+        assert source.describe().name == "m"
+        check(source)
+    check(open_source(mdata))
 
 
 def test_view_of_an_object_is_placed_by_names() -> None:
@@ -132,35 +122,6 @@ def test_obsmap_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         file["obsmap/rna"][...] = 1
     with pytest.raises(SourceError, match="obsmap/rna"):
         mudata_source(tmp_path / "x.h5mu")
-
-
-def test_what_we_write_opens_in_mudata(tmp_path: Path) -> None:
-    """Two modalities over partly shared cells come back in mudata with their matrices, maps and frames."""
-    sink = open_sink(tmp_path / "x.h5mu")
-    matrix = sp.csr_array(np.arange(1, 7, dtype=np.float32).reshape(3, 2))
-    sink.begin((SinkMatrix.of("mod/rna/X", "csr", "f4", (3, 2)), SinkMatrix.of("mod/prot/X", "csr", "f4", (3, 2))))
-    for key in ("mod/rna/X", "mod/prot/X"):
-        sink.write(key, CsrBlock(matrix.indptr.astype(np.int64), matrix.indices, {"values": matrix.data}, 2))
-    sink.element("obs", pd.DataFrame({"donor": list("1122")}, index=list("abcd")))
-    for name, cells, features in (("rna", "abd", ["g1", "g2"]), ("prot", "bcd", ["p1", "p2"])):
-        sink.element(f"mod/{name}/obs", pd.DataFrame(index=list(cells)))
-        sink.element(f"mod/{name}/var", pd.DataFrame(index=features))
-        sink.element(
-            f"obsmap/{name}", np.array([list(cells).index(c) + 1 if c in cells else 0 for c in "abcd"], np.uint32)
-        )
-    sink.element("uns", {"atlas": {"uri": "somewhere"}})
-    sink.commit()
-    found = mudata.read_h5mu(tmp_path / "x.h5mu")
-    assert list(found.mod) == ["rna", "prot"]
-    assert sorted(found.obs_names) == list("abcd")
-    assert found.obs.loc["c", "donor"] == "2"
-    assert list(found.var_names) == ["g1", "g2", "p1", "p2"]
-    np.testing.assert_array_equal(found["prot"].X.toarray(), matrix.toarray())
-    assert found["prot"].obs_names.tolist() == list("bcd")
-    assert (tmp_path / "x.h5mu").read_bytes()[:6] == b"MuData"
-    source = open_source(tmp_path / "x.h5mu")
-    assert source.present("mod/prot/X").tolist() == [1, 2, 3]
-    source.close()
 
 
 @pytest.mark.parametrize("start", ["object", "file"])

@@ -294,17 +294,6 @@ def test_a_multimodal_file_is_written_to_a_bucket(files: Path, bucket: Bucket) -
         assert_equal(result[modality], expected[modality])
 
 
-def test_a_query_is_written_to_a_bucket(files: Path, bucket: Bucket, tmp_path: Path) -> None:
-    """`Query.write` takes an address, with storage options of its own or those of the atlas."""
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
-    atlas.add(files / "pbmc68k_reduced.h5ad", progress=False)
-    atlas.snapshot()
-    query = atlas.checkout(1).query().layers("X")
-    target = f"{bucket.uri}/query.h5ad"
-    query.write(target, storage_options=bucket.options)
-    assert_equal(ra.read(target, storage_options=bucket.options), ra.read(query.write(str(tmp_path / "query.h5ad"))))
-
-
 @pytest.mark.parametrize("name", WRITTEN[:2])
 def test_an_upload_that_fails_leaves_nothing_visible(name: str, files: Path, bucket: Bucket) -> None:
     """After a refused write there is no object below the target, and no local spool is left."""
@@ -336,34 +325,6 @@ def test_a_folder_takes_the_place_of_a_file(bucket: Bucket, tmp_path: Path) -> N
     upload(tmp_path / "new", target)
     with local_copy(Location(target.uri, bucket.options)) as copied:
         assert [path.name for path in copied.iterdir()] == ["zarr.json"]
-
-
-ENDPOINTS: dict[str, tuple[dict[str, str], str, str]] = {
-    "wrong credentials": ({}, "x.h5ad", "refuses access"),
-    "dead endpoint": ({"aws_endpoint": "http://127.0.0.1:9"}, "x.h5ad", "no answer from 127.0.0.1:9"),
-    "missing bucket": ({}, "x.h5ad", "no such bucket"),
-    "missing object": ({}, "none.h5ad", "There is no file"),
-    "missing folder": ({}, "none.zarr", "There is no file or folder"),
-}
-
-
-@pytest.mark.parametrize("fault", ENDPOINTS)
-def test_a_store_that_fails_is_named_in_one_line(fault: str, bucket: Bucket, tmp_path: Path) -> None:
-    """Each fault is one line with the address and the reason, in bounded time, and the atlas is as it was."""
-    changes, name, words = ENDPOINTS[fault]
-    uri = f"{bucket.uri}/{name}" if fault != "missing bucket" else f"s3://no-such-bucket-here/{name}"
-    if fault == "wrong credentials":
-        bucket.remote.proxy.refuse("GET", 403, "InvalidAccessKeyId")
-    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
-    began = time.monotonic()
-    with pytest.raises((StoreError, NotFoundError)) as caught:
-        atlas.add(uri, storage_options={**bucket.options, **changes}, progress=False)
-    assert time.monotonic() - began < 30
-    text = str(caught.value)
-    assert words in text
-    assert uri in text
-    assert "\n" not in text
-    assert len(atlas.list_datasets()) == 0
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])

@@ -127,16 +127,6 @@ def test_what_is_written_opens_equal(
     source.close()
 
 
-def test_raw_keeps_its_own_features(tmp_path: Path) -> None:
-    """raw/X with raw/var comes back as raw."""
-    sink = open_sink(tmp_path / "x.h5ad")
-    pour(sink, {"X": np.ones((3, 2)), "raw/X": sp.csr_array(np.eye(3, 4))}, 2)
-    finish(sink, **tables(3, 2), **{"raw/var": frames(3, 4)[1]})
-    found = read_anndata(tmp_path / "x.h5ad")
-    np.testing.assert_array_equal(found.raw.X.toarray(), np.eye(3, 4))
-    assert list(found.raw.var_names) == ["g0", "g1", "g2", "g3"]
-
-
 def test_text_is_written_as_plain_string_arrays(tmp_path: Path) -> None:
     """Index and text columns are string-array, which every reader since 0.8 knows; text with holes is nullable."""
     sink = open_sink(tmp_path / "x.h5ad")
@@ -541,23 +531,6 @@ def test_members_have_the_rows_of_their_table(tmp_path: Path, group: str) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
-def test_rankings_with_slashes_in_names_of_groups(tmp_path: Path) -> None:
-    """Scanpy's rankings are records with a field per group: a group "T/NK" goes into every format."""
-    adata = small()
-    fields: Any = [("T/NK", "O"), ("B", "O")]
-    names = np.array([("CD3E", "MS4A1"), ("NKG7", "CD79A")], dtype=fields)
-    scores = np.array([(1.5, 2.5), (0.5, 1.0)], dtype=[("T/NK", "f4"), ("B", "f4")])
-    adata.uns["rank_genes_groups"] = {"names": names, "scores": scores, "params": {"method": "t-test"}}
-    for name, options in TARGETS:
-        found = read_anndata(copy(adata, open_sink(tmp_path / name, overwrite=True, **options))).uns[
-            "rank_genes_groups"
-        ]
-        assert found["names"].dtype.names == ("T/NK", "B")
-        assert found["names"]["T/NK"].tolist() == ["CD3E", "NKG7"]
-        np.testing.assert_array_equal(found["scores"]["B"], scores["B"])
-
-
 @pytest.fixture(scope="module")
 def atlas(tmp_path_factory: pytest.TempPathFactory) -> RaggedAtlas:
     """An atlas into which nothing gets."""
@@ -592,13 +565,6 @@ def test_objects_are_held_to_the_rules_of_entries(tmp_path: Path, atlas: RaggedA
     with pytest.raises(SourceError, match=where):
         atlas.add(adata, progress=False)
     assert len(atlas.list_datasets()) == 0
-
-
-def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
-    """The file that the cases above start from is equal by anndata's own comparison, so that only what is changed is told."""
-    with warnings.catch_warnings(action="ignore"):
-        small().write_h5ad(tmp_path / "theirs.h5ad")
-    assert_equal(read_anndata(tmp_path / "theirs.h5ad"), read_anndata(copy(small(), tmp_path / "ours.h5ad")))
 
 
 COLUMNS: dict[str, Any] = {

@@ -99,16 +99,13 @@ def test_real_files_read_as_anndata_reads_them(name: str) -> None:
     assert_reads_as(h5ad_source(DATA / name), expected)
 
 
-def test_h5ad_reads_as_it_was(everything: ad.AnnData, tmp_path: Path) -> None:
-    """A written file gives what was written."""
-    everything.write_h5ad(tmp_path / "x.h5ad", compression="gzip")
-    assert_reads_as(h5ad_source(tmp_path / "x.h5ad"), everything)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_zarr_reads_as_it_was(everything: ad.AnnData, tmp_path: Path, zarr_format: int) -> None:
-    """A Zarr folder of either format gives what was written."""
+@pytest.mark.parametrize("zarr_format", [None, 2, 3])
+def test_what_was_written_is_read(everything: ad.AnnData, tmp_path: Path, zarr_format: Any) -> None:
+    """An h5ad file and a Zarr folder of either format give what was written."""
+    if zarr_format is None:
+        everything.write_h5ad(tmp_path / "x.h5ad", compression="gzip")
+        assert_reads_as(h5ad_source(tmp_path / "x.h5ad"), everything)
+        return
     with warnings.catch_warnings(action="ignore"):
         ad.io.write_elem(zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=zarr_format), "/", everything)
     assert_reads_as(zarr_source(tmp_path / "x.zarr"), everything)

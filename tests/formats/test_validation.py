@@ -420,20 +420,6 @@ def test_a_zarr_array_is_no_anndata(tmp_path: Path) -> None:
     assert [(p.rule, p.path) for p in validate(good, "full")] == [("A00", "X")]
 
 
-def test_links_that_lead_in_circles_end(tmp_path: Path) -> None:
-    """Hard and soft links to a group above, and links to nothing, are told and not followed."""
-    path = write_good(tmp_path / "x.h5ad", "hdf5")
-
-    def change(root: Any) -> None:
-        root["uns/self"] = root["uns"]
-        root["uns/up"] = h5py.SoftLink("/")
-        root["uns/nothing"] = h5py.SoftLink("/absent")
-
-    damage(path, change)
-    found = {(p.rule, p.path) for p in validate(path, "full")}
-    assert found == {("A00", "uns/nothing"), ("A00", "uns/self"), ("A00", "uns/up")}
-
-
 def test_declared_sizes_take_no_memory(tmp_path: Path) -> None:
     """Arrays and axes of sizes that nothing can hold are told before anything of that size is made."""
     path = write_good(tmp_path / "x.h5ad", "hdf5")

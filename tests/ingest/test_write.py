@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import CELLS
-from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError, ValuesError
+from raggedatlas.errors import DuplicateError, SourceError, StoreError, ValuesError
 from raggedatlas.ingest import add as adding
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
@@ -220,42 +220,6 @@ def test_a_new_space_may_come_later(atlas) -> None:  # noqa: ANN001
     atlas.add(later, "e", spaces={"obsm/p": "protein_abundance"}, progress=False)
     pointer = atlas._catalog.tables.read("cells").column("protein_abundance")
     assert pointer.is_null().to_pylist() == [True] * 12 + [False] * 12
-
-
-@pytest.mark.parametrize("damage", ["text", "cut", "zeros", "indptr", "absent", "folder", "shape"])
-def test_damaged_files_are_refused(atlas, unchanged, tmp_path, damage) -> None:  # noqa: ANN001
-    """A file that is no HDF5, cut short, overwritten or inconsistent is refused by its path; nothing is left behind."""
-    file = tmp_path / "x.h5ad"
-    plain(n=400).write_h5ad(file)
-    data = file.read_bytes()
-    if damage == "text":
-        file.write_text("hello")
-    elif damage == "cut":
-        file.write_bytes(data[: len(data) // 2])
-    elif damage == "zeros":
-        file.write_bytes(data[:2000] + bytes(len(data) - 2000))
-    elif damage in ("absent", "folder"):
-        file.unlink()
-        if damage == "folder":
-            file.mkdir()
-    else:
-        with h5py.File(file, "r+") as f:
-            if damage == "indptr":
-                f["X/indptr"][200] = 10**9
-            else:
-                f["X"].attrs["shape"] = (300, 5)
-    with unchanged(atlas), pytest.raises(AtlasError, match=r"x\.h5ad"):
-        atlas.add(file, progress=False)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_file_is_refused(atlas, unchanged, tmp_path) -> None:  # noqa: ANN001
-    """A file without read permission is refused by its path."""
-    file = tmp_path / "x.h5ad"
-    plain().write_h5ad(file)
-    file.chmod(0)
-    with unchanged(atlas), pytest.raises(SourceError, match="permissions"):
-        atlas.add(file, progress=False)
 
 
 @pytest.mark.parametrize("after", range(5))

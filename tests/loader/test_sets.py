@@ -17,8 +17,7 @@ from scipy.spatial.distance import cdist
 import raggedatlas as ra
 from raggedatlas import SetLoader, Split
 from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
-from raggedatlas.loader.order import Order, Share, epoch_batches
-from raggedatlas.loader.sets import NeighborSets, Strata, StratumSets
+from raggedatlas.loader.order import NeighborSets, Order, Share, StratumSets, epoch_batches
 from support.screens import CONTROL, screen, screens
 from support.spatial import make_slide
 
@@ -324,10 +323,10 @@ def test_every_control_is_used_in_turn(
     pools, own = [10, 7, 24, 3], [n for n, _ in strata]
     starts = np.cumsum([0, *pools, *own])
     of = [pool for _, pool in strata]
-    made = Strata(
-        np.arange(starts[-1])[::-1], starts[len(pools) : -1], np.array(own), starts[:-1][of], np.array(pools)[of]
+    cells = np.arange(starts[-1])[::-1]
+    recipe = StratumSets(
+        cells, starts[len(pools) : -1], np.array(own), starts[:-1][of], np.array(pools)[of], size, per_batch
     )
-    recipe = StratumSets(made, size, per_batch)
     order = Order(int(starts[-1]), per_batch, 7, share=Share(drop_last=drop_last), sets=recipe)
     batches = epoch_batches(order, 2)
     whole = batches.take(np.arange(len(batches)))
@@ -340,11 +339,11 @@ def test_every_control_is_used_in_turn(
         assert len(batches) == recipe.total // per_batch
         return
     uses = Counter(whole.rows.tolist())
-    treated = made.cells[starts[len(pools)] :]
+    treated = recipe.cells[starts[len(pools)] :]
     assert all(uses[int(cell)] >= 1 for cell in treated)
     for pool, n in enumerate(pools):
         turns = sum(-(-own[i] // size) for i in range(len(own)) if of[i] == pool)
-        counts = [uses[int(cell)] for cell in made.cells[starts[pool] : starts[pool] + n]]
+        counts = [uses[int(cell)] for cell in recipe.cells[starts[pool] : starts[pool] + n]]
         assert sum(counts) == turns * size
         if n % size == 0:
             assert max(counts) - min(counts) <= 1
@@ -378,18 +377,13 @@ def test_neighbors_of_a_table() -> None:
         ({"match": "dataset"}, (ArgumentError, QueryError), "match as a list"),
         ({"set_size": 0}, QueryError, "set_size as a whole number from 1"),
         ({"sets": 0}, QueryError, "sets as a whole number from 1"),
-        ({"n_sets": 4}, ArgumentError, "n_sets is for weights"),
         ({"weights": "gene"}, QueryError, "holds no numbers"),
-        ({"space": "x"}, ArgumentError, "space is for match"),
-        ({"controls_from": ["train"]}, ArgumentError, "controls_from names parts"),
-        ({"separator": "+"}, ArgumentError, "separator is for targets"),
         ({"targets": "dose"}, ArgumentError, r"targets names \['dose'\]"),
         ({"set_by": ["gene", "dose"], "targets": "dose"}, QueryError, "column of numbers"),
         ({"min_controls": 1000}, QueryError, "no set is left of 50 strata; fewer than 1000 controls in 50"),
         ({"world_size": 2, "rank": 2}, QueryError, "rank 2 is not one of 2"),
         ({"sets": 500, "drop_last": True}, QueryError, "leave no batch"),
         ({"batch_size": 3}, QueryError, "does not know"),
-        ({"device": "cpu"}, ArgumentError, "device and pin_memory are for tensors"),
     ],
 )
 def test_what_means_nothing_is_refused(view: ra.AtlasView, choices: dict[str, Any], error: Any, said: str) -> None:

@@ -44,25 +44,25 @@ def fresh(reader: ArrayReader) -> ArrayReader:
 
 
 @pytest.mark.long
-def test_nothing_is_asked_twice(s3: Location, spec: ArraySpec, s3_server, tmp_path: Path) -> None:  # noqa: ANN001
+def test_nothing_is_asked_twice(s3: Location, spec: ArraySpec, s3_proxy, tmp_path: Path) -> None:  # noqa: ANN001
     """What one process has read, another one reads without a request, and of the rest only what is missing is asked for."""
     reader = ArrayReader(cached(s3, tmp_path), spec)
-    before = len(s3_server.requests)
+    before = len(s3_proxy.requests)
     np.testing.assert_array_equal(read_rows(reader, [3, 1700, 60]), VALUES[[3, 1700, 60]])
-    assert len(s3_server.requests) - before == 4  # two shards: an index and a range each
-    before = len(s3_server.requests)
+    assert len(s3_proxy.requests) - before == 4  # two shards: an index and a range each
+    before = len(s3_proxy.requests)
     np.testing.assert_array_equal(read_rows(fresh(reader), [1701, 4, 99, 50]), VALUES[[1701, 4, 99, 50]])
-    assert len(s3_server.requests) == before
+    assert len(s3_proxy.requests) == before
     np.testing.assert_array_equal(read_slice(fresh(reader), 0, 200), VALUES[:200])
-    assert len(s3_server.requests) - before == 1
+    assert len(s3_proxy.requests) - before == 1
     plain = ArrayReader(s3, spec)
     np.testing.assert_array_equal(read_slice(fresh(plain), 0, N), VALUES)
-    assert len(s3_server.requests) - before > 1
+    assert len(s3_proxy.requests) - before > 1
     assert [path.name for path in tmp_path.iterdir()] == ["raggedatlas"]
     assert stat.S_IMODE((tmp_path / "raggedatlas" / "shards").stat().st_mode) == 0o700
 
 
-def test_damage_in_the_cache_is_mended(s3: Location, spec: ArraySpec, s3_server, tmp_path: Path) -> None:  # noqa: ANN001
+def test_damage_in_the_cache_is_mended(s3: Location, spec: ArraySpec, s3_proxy, tmp_path: Path) -> None:  # noqa: ANN001
     """Changed chunks, changed indexes and cut copies are fetched again; what was asked for is always given."""
     reader = ArrayReader(cached(s3, tmp_path), spec)
     read_slice(reader, 0, 1000)
@@ -78,9 +78,9 @@ def test_damage_in_the_cache_is_mended(s3: Location, spec: ArraySpec, s3_server,
     ):
         file.write_bytes(damaged)
         np.testing.assert_array_equal(read_slice(fresh(reader), 0, 1000), VALUES[:1000])
-        before = len(s3_server.requests)
+        before = len(s3_proxy.requests)
         np.testing.assert_array_equal(read_slice(fresh(reader), 0, 1000), VALUES[:1000])
-        assert len(s3_server.requests) == before
+        assert len(s3_proxy.requests) == before
         assert file.read_bytes() == good
     file.unlink()
     file.symlink_to(tmp_path / "elsewhere")

@@ -23,6 +23,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.runtime import BufferPool
 from support.hypothesis_profile import examples
+from support.object_store import Remote
 
 N_COLUMNS = 3000
 
@@ -175,7 +176,8 @@ def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The matrix on disk and in an object store."""
     if request.param == "local":
         return Stored(Location(str(tmp_path_factory.mktemp("forms"))))
-    return Stored(request.getfixturevalue("s3_server").location())
+    remote = Remote.make(request.getfixturevalue("s3_proxy"))
+    return Stored(Location(remote.uri, remote.options))
 
 
 any_columns = st.tuples(

@@ -805,25 +805,3 @@ def test_ranges_of_an_open_file(tmp_path: Path) -> None:
         os.close(closed)
         with pytest.raises(OSError, match=r"[Bb]ad file"):
             file_arrays.read_file(closed, ranges)
-
-
-def test_jobs_have_one_file_and_about_so_many_bytes() -> None:
-    """All bytes are in one job each, in their order."""
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 3_000, 60)
-    ranges = Ranges.of(
-        np.repeat(np.arange(3), 20),
-        rng.integers(0, 10**6, 60),
-        sizes,
-        np.cumsum(sizes) - sizes,
-        np.zeros(sizes.sum(), np.uint8),
-    )
-    jobs = ranges.jobs(1_000)
-    assert all(
-        len(np.unique(job.numbers)) == 1 and job.sizes.max() <= 1_000 and job.sizes.sum() <= 2_000 for job in jobs
-    )
-    places = np.concatenate(
-        [np.concatenate([np.arange(at, at + n) for at, n in zip(job.targets, job.sizes, strict=True)]) for job in jobs]
-    )
-    assert places.tolist() == list(range(sizes.sum()))
-    assert ranges.take(np.arange(0)).jobs(1_000) == []

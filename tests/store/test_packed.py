@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SchemaError
-from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.arrays import ArrayWriter, read_spec
 from raggedatlas.store.codecs import (
     PROFILES,
-    PackedEncoder,
+    ChunkEncoder,
     decode_packed,
     encode_packed,
-    encode_packed_chunk,
     encode_run,
+    with_checksum,
 )
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_ranges, verify
@@ -235,7 +235,7 @@ def test_zarr_python_reads_and_writes(profile: str, dtype: str, tmp_path: Path) 
             **array_codecs(profile, dtype, values),
         )  # fmt: skip
         made[:] = values
-    theirs = spec.open(location, "theirs")
+    theirs = read_spec(location, "theirs")
     assert theirs.codecs == spec.codecs
     assert np.array_equal(read_ranges(ArrayReader(location, theirs), [3], [2000]), values[3:2000])
 
@@ -277,8 +277,10 @@ def test_a_run_of_chunks_is_each_chunk_by_itself(dtype: str) -> None:
     values[: 9 * chunk] = np.sort(values[: 9 * chunk])
     breaks = np.flatnonzero(rng.random(values.size) < 0.01)
     alone = [
-        encode_packed_chunk(values[at : at + chunk], breaks[(breaks >= at) & (breaks < at + chunk)] - at)
+        with_checksum(
+            encode_packed(values[at : at + chunk], breaks[(breaks >= at) & (breaks < at + chunk)] - at).tobytes()
+        )
         for at in range(0, values.size, chunk)
     ]
-    runs = encode_run(PackedEncoder(values.itemsize, chunk), values, chunk, breaks)
+    runs = encode_run(ChunkEncoder("packed", values.itemsize, chunk), values, chunk, breaks)
     assert [chunk for run in runs for chunk in run.chunks()] == alone

@@ -46,24 +46,24 @@ def test_a_remote_array_reads_as_a_local_one(s3: Location) -> None:
 
 
 @pytest.mark.parametrize(("small", "expected"), [(0, (4, 2, 0)), (None, (2, 0, 0))])
-def test_requests_are_few(s3: Location, s3_server, monkeypatch, small, expected) -> None:  # noqa: ANN001
+def test_requests_are_few(s3: Location, s3_proxy, monkeypatch, small, expected) -> None:  # noqa: ANN001
     """A shard costs one request to write; a read costs one per touched shard, and one for each new index, with which a small shard comes."""
     if small is not None:
         monkeypatch.setattr("raggedatlas.store.shards.SMALL_SHARD", small)
-    before = len(s3_server.requests)
+    before = len(s3_proxy.requests)
     writer = ArrayWriter(s3, "x", "uint32", chunk_rows=16, shard_rows=512)
     writer.append(VALUES)
     spec = writer.close()
-    assert [method for method, _ in s3_server.requests[before:]] == ["PUT"] * 6  # 4 shards, root, zarr.json
+    assert [request.method for request in s3_proxy.requests[before:]] == ["PUT"] * 6  # 4 shards, root, zarr.json
     reader = ArrayReader(s3, spec)
     for asked, n_requests in zip(([0, 100, 1600], [3, 200, 1900], []), expected, strict=True):
-        before = len(s3_server.requests)
+        before = len(s3_proxy.requests)
         found = read_ranges(reader, asked, np.array(asked, int) + 20)
         assert found.tolist() == [VALUES[row + i] for row in asked for i in range(20)]
-        assert len(s3_server.requests) - before == n_requests
-    before = len(s3_server.requests)
+        assert len(s3_proxy.requests) - before == n_requests
+    before = len(s3_proxy.requests)
     create_group(s3, "d2/gene_expression", {"n": 1})
-    assert len(s3_server.requests) - before == 3
+    assert len(s3_proxy.requests) - before == 3
 
 
 def test_indexes_of_a_large_read_are_asked_for_together(s3: Location, monkeypatch: pytest.MonkeyPatch) -> None:

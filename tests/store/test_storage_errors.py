@@ -198,5 +198,5 @@ def test_what_a_missing_object_is_called_by_lance(s3: Location) -> None:
     lance.write_dataset(pa.table({"a": [1]}), uri, storage_options=options)
     keys = [item["path"] for page in obstore.list(s3.store()) for item in page if "/data/" in item["path"]]
     obstore.delete(s3.store(), keys)
-    with pytest.raises(StoreError, match=r"the file atlas/t\.lance/data/\w+\.lance is missing"):
+    with pytest.raises(StoreError, match=r"the file my.atlas/t\.lance/data/\w+\.lance is missing"):
         tables.read("t", where="a = 1")

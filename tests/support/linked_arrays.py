@@ -1,25 +1,28 @@
-"""Readers of arrays in files outside of an atlas, with references made by hand: of HDF5 as h5py tells where chunks are."""
+"""Readers of arrays in files outside of an atlas."""
 
 import hashlib
 import json
 import tempfile
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.linking import Linker
+from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
 from raggedatlas.model.arrays import ArraySpec
+from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.records import Link, Span
-from raggedatlas.store.linked import LinkedSource, file_probe
+from raggedatlas.store.linked import LinkedSource
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
-from raggedatlas.store.references import ChunkTable, References, SourceObjects
+from raggedatlas.store.references import References
 
-FILTERS = {1: "numcodecs.zlib", 3: "numcodecs.fletcher32", 32000: "numcodecs.lzf"}
 DATASET = "pbmc"
 
 
@@ -42,40 +45,22 @@ def link_hdf5(
         Of the `Link`.
     """
     with h5py.File(file) as opened:
-        array = opened[name]
-        plist = array.id.get_create_plist()
-        codecs: list[dict[str, Any]] = [
-            {"name": "bytes", "configuration": {"endian": "big" if array.dtype.byteorder == ">" else "little"}}
-        ]
-        for i in range(plist.get_nfilters()):
-            number = plist.get_filter(i)[0]
-            shuffled = {"name": "numcodecs.shuffle", "configuration": {"elementsize": array.dtype.itemsize}}
-            codecs.append(shuffled if number == 2 else {"name": FILTERS[number]})
-        if array.chunks is None:
-            offset = array.id.get_offset()
-            made = [(offset or 0, array.nbytes if offset is not None else -1)]
-            rows = max(1, min(array.shape[0], 2**16 // max(1, array.nbytes // max(1, array.shape[0]))))
-            chunks = (rows, *array.shape[1:])
-        else:
-            chunks = array.chunks
-            starts = [range(0, n, c) for n, c in zip(array.shape, chunks, strict=True)]
-            found = dict.fromkeys(product(*starts), (0, -1))
-            array.id.chunk_iter(lambda info: found.update({info.chunk_offset: (info.byte_offset, info.size)}))
-            made = list(found.values())
-        fill = array.fillvalue.item()
-        dtype, shape = array.dtype.newbyteorder("=").name, array.shape
-    offsets, sizes = np.array(made, np.int64).T.copy()
-    table = ChunkTable(np.zeros(len(sizes), np.int32), offsets, sizes)
-    data = file.read_bytes()
-    objects = SourceObjects(
-        ("",), np.array([len(data)]), np.array([0 if place else file.stat().st_mtime_ns]), (etag,),
-        file_probe(lambda at, n: data[at : at + n], len(data)),
-    )  # fmt: skip
-    references = References(objects, {name: table})
+        linker = Linker(source_of(opened[name]), file)
+        (spec,) = linker.add("X").values()
+        made = linker.references()
+    objects = replace(made.objects, etags=(etag,), **({"modified": np.array([0])} if place else {}))
+    references = References(objects, {name: made.arrays["X/data"]})
     return linked_reader(
-        store, place or Location(str(file)), references, name, shape=shape, dtype=dtype, chunks=chunks, codecs=codecs,
-        fill=fill, **facts,
+        store, place or Location(str(file)), references, name, shape=spec.shape, dtype=spec.dtype, chunks=spec.chunk_shape,
+        codecs=json.loads(spec.codecs), fill=json.loads(spec.fill_value), **facts,
     )  # fmt: skip
+
+
+def source_of(array: Any, uri: str = "x") -> CompositeSource:
+    """Return a source of which one array is the matrix X."""
+    part = MatrixPart.of("X", DenseRows(array, MatrixLocation(uri, "X", str)))
+    none = frame_to_arrow(pd.DataFrame())
+    return CompositeSource(SourceParts(array.shape[0], lambda: none, (part,), {}), name="x", uri=uri, format="h5ad")
 
 
 def linked_reader(

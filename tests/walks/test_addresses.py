@@ -21,8 +21,10 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.errors import LimitError, StoreError
 from raggedatlas.formats import anndata as anndata_rules
+from raggedatlas.formats.gene_sets import read_gmt
 from raggedatlas.formats.gene_tables import read_gene_tables
 from raggedatlas.ingest.annotations import read_uids
+from raggedatlas.query.split import Split
 from raggedatlas.store import copies
 from raggedatlas.store.ontologies import read_term_table
 from raggedatlas.wings.results.data_request import absolute_location
@@ -85,6 +87,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     write_file(spots(), folder / "spots.csv")
     papq.write_table(pa.table({"x": [1.0], "y": [2.0], "gene": ["A"]}), folder / "points.parquet")
     (folder / "uids.txt").write_text("\n".join(uids[:2]))
+    for ending in ("csv", "toml"):
+        split_of(atlas).write(folder / f"split.{ending}")
+    (folder / "sets.gmt").write_text("B cells\t\tCD79A\tMS4A1\n")
     (folder / "labels.csv").write_text(f"uid,label\n{uids[0]},B\n")
     (folder / "terms.csv").write_text("id,name\nMY:1,arm\n")
     (folder / "confirm.csv").write_text("label,term\nB cell,\n")
@@ -132,6 +137,9 @@ READS: dict[str, tuple[str, Callable[[Places, Any], Any]]] = {
     "annotate": ("labels.csv", lambda p, at: str(p.atlas.annotate(at, name="n", dry_run=True))),
     "delete_cells": ("uids.txt", lambda p, at: p.atlas.delete_cells(uids=at, dry_run=True).n_cells),
     "read_uids": ("uids.txt", lambda p, at: read_uids(at).to_pylist()),
+    "Split.from_frame": ("split.csv", lambda p, at: Split.from_frame(at).parts),
+    "Split.from_toml": ("split.toml", lambda p, at: Split.from_toml(at).parts),
+    "read_gmt": ("sets.gmt", lambda p, at: read_gmt(at)),
     "load_terms": ("terms.csv", lambda p, at: read_term_table(at).version),
     "map_terms": (
         "confirm.csv",
@@ -180,6 +188,7 @@ WRITES: dict[str, tuple[str, Callable[[Places, Any], Any]]] = {
         "out.csv",
         lambda p, at: p.atlas.map_terms("cell_type", ontology="CL", dry_run=True).write(at),
     ),
+    "Split.write": ("out.toml", lambda p, at: split_of(p.atlas).write(at)),
     "visualize": ("out.html", lambda p, at: visualize("spatial", small_spatial(), path=at)),
 }
 """Call -> the name that it writes."""
@@ -190,6 +199,11 @@ def refusal(call: Callable[..., Any], *args: Any, **options: Any) -> str:
     with pytest.raises(ra.AtlasError) as refused:
         call(*args, **options)
     return str(refused.value)
+
+
+def split_of(atlas: ra.RaggedAtlas) -> Split:
+    """Assign the cells of an atlas to parts."""
+    return Split.by(atlas.checkout("first").query(), "uid")
 
 
 def small_spatial() -> Any:

@@ -15,29 +15,27 @@ from support.object_store import Remote
 pytestmark = pytest.mark.s3
 
 GROUP = r"zarr_store/[0-9a-f]{16}"
-LOST_IN_ADD = {
-    "lease": GROUP + r"/zarr\.json$",
-    "shard": r"/csr/indices/c/0$",
-    "shard of values": r"/csr/layers/counts/c/0$",
-    "metadata of the group": r"/gene_expression/zarr\.json$",
-    "bundle": GROUP + r"/bundle\.zip$",
-    "data of cells": r"/cells\.lance/data/",
-    "transaction of cells": r"/cells\.lance/_transactions/",
-    "commit of cells": r"/cells\.lance/_versions/",
-    "commit of records": r"/datasets\.lance/_versions/",
-    "commit of features": r"/gene_expression_registry\.lance/_versions/",
-    "commit of layouts": r"/_feature_layouts\.lance/_versions/",
+LOST = {
+    "lease": ("add", GROUP + r"/zarr\.json$"),
+    "shard": ("add", r"/csr/indices/c/0$"),
+    "shard of values": ("add", r"/csr/layers/counts/c/0$"),
+    "metadata of the group": ("add", r"/gene_expression/zarr\.json$"),
+    "bundle": ("add", GROUP + r"/bundle\.zip$"),
+    "data of cells": ("add", r"/cells\.lance/data/"),
+    "transaction of cells": ("add", r"/cells\.lance/_transactions/"),
+    "commit of cells": ("add", r"/cells\.lance/_versions/"),
+    "commit of records": ("add", r"/datasets\.lance/_versions/"),
+    "commit of features": ("add", r"/gene_expression_registry\.lance/_versions/"),
+    "commit of layouts": ("add", r"/_feature_layouts\.lance/_versions/"),
+    "compaction of cells": ("optimize", r"/cells\.lance/_versions/"),
+    "indices of features": ("optimize", r"/_feature_layouts\.lance/_versions/"),
+    "data of snapshots": ("snapshot", r"/atlas_versions\.lance/data/"),
+    "commit of snapshots": ("snapshot", r"/atlas_versions\.lance/_versions/"),
+    "provisional tag": ("snapshot", r"/_refs/tags/pending"),
+    "tag": ("snapshot", r"/_refs/tags/atlas-v"),
 }
-LOST_IN_SNAPSHOT = {
-    "data of snapshots": r"/atlas_versions\.lance/data/",
-    "commit of snapshots": r"/atlas_versions\.lance/_versions/",
-    "provisional tag": r"/_refs/tags/pending",
-    "tag": r"/_refs/tags/atlas-v",
-}
-LOST_IN_OPTIMIZE = {
-    "compaction of cells": r"/cells\.lance/_versions/",
-    "indices of features": r"/_feature_layouts\.lance/_versions/",
-}
+"""Write -> the call that makes it, and the object."""
+USUAL = {"shard", "commit of cells", "commit of records", "commit of snapshots"}
 
 LOST_IN_DELETION = {
     "rows": ("write_frame", r"/frames/deleted\."),
@@ -80,6 +78,10 @@ def add_second(atlas: ra.RaggedAtlas) -> None:
     atlas.add(small_anndata(2, 6, GENES[5:15], extra="age"), "second", organism="human")
 
 
+def snapshot_first(atlas: ra.RaggedAtlas) -> None:
+    assert atlas.snapshot("both") == 1
+
+
 def assert_one_copy(remote: Remote, folder: Path) -> None:
     """Two datasets of six cells each, one snapshot of them, and nothing wrong."""
     atlas = ra.RaggedAtlas.open(str(remote.download(folder)))
@@ -102,52 +104,18 @@ def assert_one_copy(remote: Remote, folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        pytest.param(
-            pattern,
-            id=name,
-            marks=[] if name in ("shard", "commit of cells", "commit of records") else [pytest.mark.nightly],
-        )
-        for name, pattern in LOST_IN_ADD.items()
-    ],
+    ("call", "pattern"),
+    [pytest.param(*lost, id=name, marks=[] if name in USUAL else [pytest.mark.nightly]) for name, lost in LOST.items()],
 )
-def test_a_lost_acknowledgement_in_add(remote: Remote, begun: Path, tmp_path: Path, pattern: str) -> None:
-    """The server has done a write of `add` and its answer is lost: there is one dataset, with each row once."""
-    remote.upload(begun)
+def test_a_lost_acknowledgement(
+    remote: Remote, begun: Path, complete: Path, tidy: Path, tmp_path: Path, call: str, pattern: str
+) -> None:
+    """The server has done a write of a call and its answer is lost: there is one dataset, with each row once, and one record, which is held."""
+    before = {"add": begun, "optimize": complete, "snapshot": tidy}[call]
+    remote.upload(before)
     atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
     remote.proxy.cut_after("PUT", pattern)
-    add_second(atlas)
-    assert len(remote.proxy.lost) == 1
-    assert_one_copy(remote, tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("pattern", LOST_IN_OPTIMIZE.values(), ids=LOST_IN_OPTIMIZE)
-def test_a_lost_acknowledgement_in_optimize(remote: Remote, complete: Path, tmp_path: Path, pattern: str) -> None:
-    """The server has done a write of `optimize` and its answer is lost: nothing is lost or doubled."""
-    remote.upload(complete)
-    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
-    remote.proxy.cut_after("PUT", pattern)
-    atlas.optimize()
-    assert len(remote.proxy.lost) == 1
-    assert_one_copy(remote, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        pytest.param(pattern, id=name, marks=[] if "commit" in name else [pytest.mark.nightly])
-        for name, pattern in LOST_IN_SNAPSHOT.items()
-    ],
-)
-def test_a_lost_acknowledgement_in_snapshot(remote: Remote, tidy: Path, tmp_path: Path, pattern: str) -> None:
-    """The server has done a write of `snapshot` and its answer is lost: there is one record, and it is held."""
-    remote.upload(tidy)
-    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
-    remote.proxy.cut_after("PUT", pattern)
-    assert atlas.snapshot("both") == 1
+    {"add": add_second, "optimize": ra.RaggedAtlas.optimize, "snapshot": snapshot_first}[call](atlas)
     assert len(remote.proxy.lost) == 1
     assert_one_copy(remote, tmp_path)
 
@@ -189,7 +157,7 @@ def test_a_lost_acknowledgement_in_delete_cells(
 @pytest.mark.nightly
 def test_a_busy_store(remote: Remote, begun: Path, tidy: Path, tmp_path: Path) -> None:
     """Every fourth request is answered 503: everything takes place all the same, once."""
-    for before, act in ((begun, add_second), (tidy, lambda atlas: atlas.snapshot("both"))):
+    for before, act in ((begun, add_second), (tidy, snapshot_first)):
         there = Remote.make(remote.proxy)
         there.upload(before)
         atlas = ra.RaggedAtlas.open(there.uri, storage_options=there.options)

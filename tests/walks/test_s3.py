@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 import raggedatlas as ra
-from raggedatlas.errors import StoreError
 from raggedatlas.store.bundle import FILE as BUNDLE
 from raggedatlas.store.runtime import process_cache
 from support.atlases import GENES, small_anndata
@@ -321,12 +320,3 @@ def test_groups_are_read_side_by_side(remote: Remote, three: Path) -> None:
     after = query.to_anndata()
     assert remote.proxy.most_at_once > 1
     np.testing.assert_array_equal(before.X.toarray(), after.X.toarray())
-
-
-def test_a_store_without_conditional_puts_is_refused(remote: Remote) -> None:
-    """A store that ignores create-if-absent would lose rows; `create` refuses it, names it, and leaves nothing."""
-    remote.proxy.ignore_conditions = True
-    with pytest.raises(StoreError, match=rf"{remote.uri} accepted two create-if-absent writes.*conditional writes"):
-        ra.RaggedAtlas.create(remote.uri, storage_options=remote.options)
-    remote.proxy.ignore_conditions = False
-    ra.RaggedAtlas.create(remote.uri, storage_options=remote.options)

@@ -51,26 +51,25 @@ def summary_row(row: dict[str, Any]) -> dict[str, Any]:
 @command(INSPECT, "info pbmc.atlas --at first")
 def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """Summarize an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
-    from raggedatlas.catalog.assets import asset_kinds, source_rows
+    from raggedatlas.catalog.assets import asset_kinds, dataset_rows, source_rows
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.features import read_registry
     from raggedatlas.catalog.versions import list_versions, registry_tables
     from raggedatlas.model.frames import metadata_columns
-    from raggedatlas.query.browse import list_datasets
 
     catalog = atlas_options.catalog(at)
-    listed = list_datasets(catalog)
+    listed = dataset_rows(catalog)
     attached = {
         kind.table[1:]: kind.frame(catalog).reset_index().groupby("name", sort=False)["n_cells"].sum()
         for kind in asset_kinds()
     }
-    used = {name for names in listed["spaces"] for name in names.split(", ")}
+    used = {name for row in listed for name in row["spaces"].split(", ")}
     columns = metadata_columns(catalog.tables.schema(CELLS))
     facts: dict[str, Any] = {
         "atlas": catalog.location.uri,
         "at": "newest state" if catalog.snapshot is None else f"snapshot {catalog.snapshot.version}",
         "datasets": len(listed),
-        "cells": int(listed["n_cells"].sum()),
+        "cells": sum(row["n_cells"] for row in listed),
         "features": {s: read_registry(catalog, s).table.num_rows for s in registry_tables(catalog) if s in used},
         "spaces without features": sorted(used - set(registry_tables(catalog))),
         "columns": [facts.name for facts in columns.values()],

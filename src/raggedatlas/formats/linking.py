@@ -19,7 +19,7 @@ from raggedatlas.model.arrays import DTYPES, ArraySpec
 from raggedatlas.model.protocols import Source
 from raggedatlas.store.codecs import chunk_decoder, codecs_json
 from raggedatlas.store.linked import file_probe
-from raggedatlas.store.location import AnyPath, Location, as_path
+from raggedatlas.store.location import AnyPath, Location
 from raggedatlas.store.published import PublishedFiles
 from raggedatlas.store.ranges import ObjectFacts, RemoteFile
 from raggedatlas.store.read import ArrayReader
@@ -46,7 +46,7 @@ class Linker:
     """Collects references to the arrays of an open source; `place` is the file or Zarr folder that it reads."""
 
     def __init__(self, source: Source, place: AnyPath) -> None:
-        self._source, self._place = source, as_path(place)
+        self._source, self._place = source, place
         self._files: _Hdf5File | _ZarrFolder | _Packs | None = None
         packed = getattr(source, "packed", None)
         if packed is not None:
@@ -208,7 +208,7 @@ class _ZarrFolder:
         files = array.metadata.to_buffer_dict(default_buffer_prototype())
         file = ".zarray" if ".zarray" in files else "zarr.json"
         metadata = json.loads(files[file].to_bytes())
-        if self._look([f"{array.path}/{file}".lstrip("/")])[0] is None:
+        if _look(self._place, [f"{array.path}/{file}".lstrip("/")])[0] is None:
             raise _refusal(where, "the source reads another folder")
         stored = check_array_metadata(where, metadata)
         outer, inner, codecs = _zarr_chunks(where, metadata, array.dtype)
@@ -220,7 +220,7 @@ class _ZarrFolder:
         keys = [f"{array.path}/{array.metadata.encode_chunk_key(at)}".lstrip("/") for at in coordinates]
         found = [
             _ZarrFile(at, key, facts)
-            for at, key, facts in zip(coordinates, keys, self._look(keys), strict=True)
+            for at, key, facts in zip(coordinates, keys, _look(self._place, keys), strict=True)
             if facts
         ]
         grid = _grid(array.shape, inner)
@@ -254,13 +254,6 @@ class _ZarrFolder:
         if number == len(self._facts):
             self._facts.append(file.facts)
         return number
-
-    def _look(self, keys: Sequence[str]) -> list[ObjectFacts | None]:
-        """Return what is known of files of the folder; None for those that do not exist."""
-        if isinstance(self._place, Location):
-            return self._place.facts(keys)
-        with store_errors(f"look for files of {self._place}"):
-            return [_facts_of(self._place / key) for key in keys]
 
     def _index(self, where: str, stored: StoredArray, shard: _ZarrFile) -> NDArray[np.int64]:
         """Return offset and size of each chunk in a shard."""
@@ -315,12 +308,7 @@ class _Packs:
 
     def objects(self) -> SourceObjects:
         keys = tuple(self._numbers)
-        found = (
-            self._place.facts(keys)
-            if isinstance(self._place, Location)
-            else [_facts_of(self._place / key) for key in keys]
-        )
-        facts = [one for one in found if one is not None]
+        facts = [one for one in _look(self._place, keys) if one is not None]
         if len(facts) < len(keys):
             raise _changed(str(self._place))
         return _objects(keys, facts)
@@ -350,12 +338,20 @@ def _stamp(info: os.stat_result) -> tuple[int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ino
 
 
-def _facts_of(path: Path) -> ObjectFacts | None:
-    try:
-        info = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return ObjectFacts(info.st_size, info.st_mtime_ns, "")
+def _look(folder: AnyPath, keys: Sequence[str]) -> list[ObjectFacts | None]:
+    """Return what is known of files of a folder; None for those that do not exist."""
+    if isinstance(folder, Location):
+        return folder.facts(keys)
+    found: list[ObjectFacts | None] = []
+    with store_errors(f"look for files of {folder}"):
+        for key in keys:
+            try:
+                info = (folder / key).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                found.append(None)
+            else:
+                found.append(ObjectFacts(info.st_size, info.st_mtime_ns, ""))
+    return found
 
 
 def _seek(file: BinaryIO, start: int, n_bytes: int) -> bytes:

@@ -16,7 +16,7 @@ from raggedatlas.formats.containers import Container, check_whole, is_array, ope
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock, sparse_dtype
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.location import Address, as_path
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,14 +30,13 @@ REFERENCE = re.compile(r"&#?\w+;")
 """A character as XML writes it, which is how text of fixed length holds what is not ASCII."""
 
 
-def loom_source(path: Address) -> CompositeSource:
+def loom_source(path: AnyPath) -> CompositeSource:
     """Open a loom file; its matrices are read in blocks of cells.
 
     The main matrix becomes X and layers keep their names, both as sparse matrices of cells by features in their own
     dtype. Attributes become columns of `obs` and `var`, those of several axes members of `obsm` and `varm`, graphs
     members of `obsp` and `varp`, and attributes of the file members of `uns`.
     """
-    path = as_path(path)
     return open_composite(open_hdf5(path), _read_parts, path, "loom")
 
 

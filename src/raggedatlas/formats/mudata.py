@@ -30,7 +30,7 @@ from raggedatlas.formats.containers import (
 )
 from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
-from raggedatlas.store.location import Address, as_path
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,13 +46,12 @@ SPACES = {
 """Usual modality name -> feature space; other modalities leave the choice to the caller."""
 
 
-def mudata_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def mudata_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5mu` file or MuData-Zarr folder: one cell per row of the global `obs`, keys such as ``"mod/rna/X"``.
 
     Raises `SourceError` if its modalities do not fit its `obsmap`; `LimitError` also if elements outside of matrices
     declare more than `max_element_bytes`.
     """
-    path = as_path(path)
     container = open_zarr(path) if is_tree(path) else open_hdf5(path)
     return open_composite(container, partial(_read_parts, limit=max_element_bytes), path, "h5mu")
 

@@ -4,7 +4,7 @@ import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, open_hdf5, open_zarr, readable
@@ -90,7 +90,7 @@ def open_source(
         if is_copied(path, name):
             from raggedatlas.formats.transfer import CopiedSource
 
-            return CopiedSource(cast("Location", path), lambda local: open_source(local, **options))
+            return CopiedSource(path, lambda local: open_source(local, **options))
         opener = READERS.get(name) or next(wing.readers[name] for wing in every_wing() if name in wing.readers)
         return _opened(resolve_name(opener), path, options)
     # Base classes too: an `h5py.File` is found as `h5py.Group`.
@@ -157,14 +157,13 @@ def written_endings() -> list[str]:
     return [*WRITERS, *(suffix for wing in every_wing() for suffix in wing.writers)]
 
 
-def list_sources(folder: Address) -> list[AnyPath]:
+def list_sources(folder: AnyPath) -> list[AnyPath]:
     """Return every path below a folder that `open_source` takes, sorted; the folder itself if it is one.
 
     Only names and suffixes are checked, one level deep. Raises `SourceError` if nothing in it is recognised.
     """
     from raggedatlas.formats.tenx import market_matrices, sample_prefix
 
-    folder = as_path(folder)
     if not folder.exists():
         raise NotFoundError(f"There is no file or folder {folder}; check the path.")
     # Samples that share a folder have a prefix each, and are files among others.
@@ -172,16 +171,15 @@ def list_sources(folder: Address) -> list[AnyPath]:
     kind = _folder_kind(folder)
     if not folder.is_dir() or (kind and not (kind == "10x-mtx" and prefixed)):
         return [folder]
-    members: list[AnyPath] = [*folder.iterdir()]
     found = [
         p
-        for p in sorted(members, key=str)
+        for p in folder.iterdir()
         if _folder_kind(p)
         or (p.is_file() and (p.suffix in HDF5_ENDINGS or p.name.endswith((*MATRICES, ".zarr.zip")) or _is_extension(p)))
     ]
     if not found:
         raise SourceError(f"{folder} holds nothing that can be read; {SUPPORTED} can.")
-    return found
+    return sorted(found, key=str)
 
 
 def list_left_out(folder: AnyPath, sources: Sequence[AnyPath]) -> list[str]:
@@ -246,7 +244,7 @@ def detect(path: AnyPath) -> str:
     raise SourceError(f"{path} is no file or folder of cells; {SUPPORTED} can be read.")
 
 
-def is_copied(path: AnyPath, name: str) -> bool:
+def is_copied(path: AnyPath, name: str) -> TypeGuard[Location]:
     """Return whether a path in an object store or on a web server, of a format that `detect` named, is copied before it is read."""
     return isinstance(path, Location) and (path.suffix == ".zip" or name not in BY_RANGES)
 

@@ -1,9 +1,9 @@
 """SOMA experiments (TileDB-SOMA, CELLxGENE Census) as a source: one measurement, its X layers streamed by rows."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from raggedatlas.formats.containers import MAX_WHOLE, readable
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.protocols import NARROW, MatrixForm
-from raggedatlas.store.location import AnyPath, local_path
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ def is_soma(path: AnyPath) -> bool:
     return kinds == ("group", "array", "group")
 
 
-def soma_source(path: str | os.PathLike[str], measurement: str | None = None) -> CompositeSource:
+def soma_source(path: Path, measurement: str | None = None) -> CompositeSource:
     """Open a measurement of a SOMA experiment: obs, var, the layers of X, and obsm.
 
     `measurement` is by default ``RNA``, or the only one. Cells and features must be numbered from 0.
@@ -60,13 +60,12 @@ def soma_source(path: str | os.PathLike[str], measurement: str | None = None) ->
         raise MissingExtraError(
             "Reading SOMA experiments needs tiledbsoma; install it with: pip install 'raggedatlas[soma]'."
         ) from error
-    folder = local_path(path)
-    with _soma_errors(str(folder), "the experiment"):
-        experiment = tiledbsoma.Experiment.open(str(folder.absolute()))
+    with _soma_errors(str(path), "the experiment"):
+        experiment = tiledbsoma.Experiment.open(str(path.absolute()))
     try:
-        with _soma_errors(str(folder), "its structure"):
-            parts = _parts(experiment, str(folder), measurement)
-        return CompositeSource(parts, name=folder.stem, uri=str(folder), format="soma", close=experiment.close)
+        with _soma_errors(str(path), "its structure"):
+            parts = _parts(experiment, str(path), measurement)
+        return CompositeSource(parts, name=path.stem, uri=str(path), format="soma", close=experiment.close)
     except BaseException:
         experiment.close()
         raise

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from raggedatlas.formats.matrix_readers import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
-from raggedatlas.store.location import Address, AnyPath, as_path, local_path
+from raggedatlas.store.location import AnyPath
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
@@ -63,16 +62,15 @@ FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 """Cell Ranger's name of a feature column -> ours, which are scanpy's."""
 
 
-def tenx_h5_source(path: Address, genome: str | None = None) -> CompositeSource:
+def tenx_h5_source(path: AnyPath, genome: str | None = None) -> CompositeSource:
     """Open a 10x `.h5` file; each feature type becomes a matrix.
 
     `genome` names the genome, for Cell Ranger 2 files with several.
     """
-    path = as_path(path)
     return open_composite(open_hdf5(path), partial(_h5_parts, genome=genome), path, "10x-h5")
 
 
-def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
+def tenx_mtx_source(path: Path) -> CompositeSource:
     """Open a folder with the Market-matrix files of one sample, named as in `MARKET_FILES`, each plain or ``.gz``.
 
     The names may share a prefix, as in downloads from GEO. Of several samples in a folder the path of a matrix chooses
@@ -80,7 +78,7 @@ def tenx_mtx_source(path: str | os.PathLike[str]) -> CompositeSource:
 
     The text is read once and sorted by cell, large files through temporary files.
     """
-    folder, prefix, files = _sample(local_path(path))
+    folder, prefix, files = _sample(path)
     barcodes = find_part(folder, f"{prefix}{files.barcodes}")
     features = find_part(folder, *(f"{prefix}{name}" for name in files.features))
     if files.has_headers:

@@ -141,7 +141,7 @@ def _openers(source: Any, storage_options: Mapping[str, str]) -> tuple[list[Open
         if not openers:
             raise SourceError("add() got an empty sequence; pass at least one source.")
         return openers, True
-    if isinstance(source, str | os.PathLike | Location):
+    if isinstance(source, str | os.PathLike):
         path = as_path(source, storage_options)
         if isinstance(path, Path):
             is_folder = path.is_dir()

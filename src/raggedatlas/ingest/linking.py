@@ -23,7 +23,7 @@ from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.bundle import Bundle
 from raggedatlas.store.linked import LinkedSource, keep_references
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import as_location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_ranges
 from raggedatlas.store.references import References, SourceObjects, references_file
 from raggedatlas.store.sources import recorded_address
@@ -252,7 +252,7 @@ def _open_unrecorded(
     references = linker.references()
     digest = hashlib.sha256(references.to_bytes()).hexdigest()
     keep_references(digest, references)
-    there = LinkedSource(place if isinstance(place, Location) else Location(str(place)), plan.name)
+    there = LinkedSource(as_location(place), plan.name)
     links = {name: Link(str(place), spec.path, Span("", 0, 0), digest) for name, spec in arrays.items()}
     return {
         name: ArrayReader(catalog.arrays, replace(spec, linked=links[name]), source=there)

@@ -34,7 +34,7 @@ from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import DatasetRecord, Link, SourceFacts, Span
 from raggedatlas.store.content_hash import as_bits
 from raggedatlas.store.linked import LinkedSource, keep_references, load_references
-from raggedatlas.store.location import AnyPath, Location
+from raggedatlas.store.location import AnyPath, Location, as_location
 from raggedatlas.store.read import ArrayReader, TransposedReader, iterate_slices, read_all, read_slice
 from raggedatlas.store.references import References, references_file
 from raggedatlas.store.sources import recorded_address
@@ -86,8 +86,7 @@ def relink(
             }
             for record in records
         }
-        here = place if isinstance(place, Location) else Location(str(place))
-        there = LinkedSource(here, first.name)
+        there = LinkedSource(as_location(place), first.name)
         if not _was_moved(load_references(catalog.arrays, old), references):
             keep_references(digest, references)
             _compare(catalog, records, new, source, there)

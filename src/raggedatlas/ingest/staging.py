@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -157,7 +157,7 @@ class Opener:
                 local.what = copy
                 return local()
 
-            source: Source = CopiedSource(cast("Location", path), open_copy)
+            source: Source = CopiedSource(path, open_copy)
             self.notes = (*self._given, *local.notes)
             return source
         self.notes = self._given

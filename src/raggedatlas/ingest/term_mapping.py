@@ -200,7 +200,8 @@ def _read_confirmed(confirm: Any, terms: Terms) -> dict[str, list[Match]]:  # no
         shown = "confirm"
     else:
         if isinstance(confirm, str | os.PathLike):
-            table, shown = read_text_table(as_path(confirm)), as_path(confirm).name
+            path = as_path(confirm)
+            table, shown = read_text_table(path), path.name
         else:
             shown = type(confirm).__name__
             try:

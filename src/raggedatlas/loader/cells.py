@@ -519,12 +519,6 @@ def obs_column(table: pa.Table, name: str, categories: Sequence[Any] | None = No
     `categories` are in the order of their codes; other values are coded -1, with a warning. None takes the values that
     occur (of truth values, both), in the order of the atlas for a categorical column, else sorted. Columns of lists or
     structs are refused.
-
-    Examples
-    --------
-    >>> column = obs_column(pa.table({"donor": ["b", None, "a"]}), "donor")
-    >>> column.values, column.categories
-    (array([ 1, -1,  0], dtype=int32), array(['a', 'b'], dtype=object))
     """
     column, kept = table.column(name), table.schema.field(name)
     coder = ColumnCoder(name, name, kept.type, facts_of(kept), categories)

@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,23 +18,6 @@ from raggedatlas.store.runtime import CACHE_SIZES, DECODE_THREADS
 
 DECODED_BYTES = 2**30
 """Bytes that a core decodes in a second, by which the warning about random reads estimates: of gzip by isal, measured in benchmarks/linked.py."""
-
-
-@dataclass(frozen=True)
-class _LinkedGroup:
-    """A group of a part whose arrays are in a compressed linked file."""
-
-    code: int  # its position in the part
-    arrays: tuple[ArrayReader, ...]  # columns, if it is sparse, and layers
-
-    @property
-    def chunk_rows(self) -> int:
-        """Entries (sparse) or rows of a chunk."""
-        return max(reader.spec.chunk_shape[0] for reader in self.arrays)
-
-    def decoded_bytes(self, n_rows: int | None = None) -> int:
-        """Return the decoded bytes of some entries or rows of every array; None counts a chunk of each."""
-        return sum((r.spec.chunk_shape[0] if n_rows is None else n_rows) * _row_bytes(r) for r in self.arrays)
 
 
 KEPT_BYTES = CACHE_SIZES["chunks"]
@@ -55,8 +38,8 @@ def chunk_blocks(cells: PlannedCells, rows: NDArray[np.int64] | None, block_size
     n = cells.n if rows is None else len(rows)
     # The last element is that of cells without a group, whose code is -1.
     chunk_rows = np.zeros(len(part.groups) + 1, np.int64)
-    for group in groups:
-        chunk_rows[group.code] = group.chunk_rows
+    for number, arrays in groups.items():
+        chunk_rows[number] = max(reader.spec.chunk_shape[0] for reader in arrays)
     begins, last = [np.zeros(min(n, 1), np.int64)], (-2, -1)
     for start in range(0, n, BLOCK_CELLS):
         stop = min(n, start + BLOCK_CELLS)
@@ -86,14 +69,15 @@ def warn_of_slow_reads(cells: PlannedCells, *, random: bool) -> None:
         )
     if not random:
         return
-    groups = [group for _, found in _linked_parts(cells) for group in found]
-    names = sorted({reader.source.dataset for group in groups for reader in group.arrays if reader.source is not None})
+    groups = [arrays for _, found in _linked_parts(cells) for arrays in found.values()]
+    names = sorted({reader.source.dataset for arrays in groups for reader in arrays if reader.source is not None})
     if not names:
         return
     # Every cell needs a chunk of each array; those of a batch rarely share one.
-    per_cell = sum(group.decoded_bytes() for group in groups) / len(groups)
+    each = [(reader, arrays[0].spec.n_rows) for arrays in groups for reader in arrays]
+    per_cell = sum(reader.spec.chunk_shape[0] * _row_bytes(reader) for reader, _ in each) / len(groups)
     rate = DECODE_THREADS * DECODED_BYTES
-    total = sum(group.decoded_bytes(group.arrays[0].spec.n_rows) for group in groups)
+    total = sum(n_rows * _row_bytes(reader) for reader, n_rows in each)
     if total <= KEPT_BYTES:
         return
     warnings.warn(
@@ -151,19 +135,19 @@ def _readers(cells: PlannedCells) -> Iterator[ArrayReader]:
             yield from filter(None, (group.indices, *group.layers.values()))
 
 
-def _linked_parts(cells: PlannedCells) -> Iterator[tuple[PartPlan, list[_LinkedGroup]]]:
-    """Iterate over the parts that have groups in compressed linked files."""
+def _linked_parts(cells: PlannedCells) -> Iterator[tuple[PartPlan, dict[int, tuple[ArrayReader, ...]]]]:
+    """Iterate over the parts that have groups in compressed linked files, whose position in the part leads to their arrays."""
     for space in cells.spaces.values():
         for part in space.parts:
             arrays = [tuple(filter(None, (group.indices, *group.layers.values()))) for group in part.groups]
-            groups = [_LinkedGroup(code, own) for code, own in enumerate(arrays) if all(map(_is_compressed, own))]
+            # Of compressed arrays a chunk must be decoded whole for one of its rows.
+            groups = {
+                number: own
+                for number, own in enumerate(arrays)
+                if all(r.spec.linked is not None and len(json.loads(r.spec.codecs)) > 1 for r in own)
+            }
             if groups:
                 yield part, groups
-
-
-def _is_compressed(reader: ArrayReader) -> bool:
-    """Return whether a chunk must be decoded whole for one of its rows."""
-    return reader.spec.linked is not None and len(json.loads(reader.spec.codecs)) > 1
 
 
 def _row_bytes(reader: ArrayReader) -> int:

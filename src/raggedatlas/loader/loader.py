@@ -124,36 +124,25 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
     return CsrBlock(block.indptr[start : stop + 1] - first, block.indices[first:last], layers, block.n_cols)
 
 
-def dense_layers(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> dict[str, NDArray[Any]]:
-    """Return every layer as a dense array, (n_rows, ...), of `dtype`; None keeps that of the layer."""
-    if isinstance(block, DenseBlock):
-        return {layer: _cast(values, dtype) for layer, values in block.layers.items()}
-    found = {}
-    for layer, values in block.layers.items():
-        entries = np.ascontiguousarray(_cast(values, dtype))
-        # Memory of the pool is not zeroed; `ra_write_dense` writes the zeros too.
-        memory = pool.take(block.n_rows * block.n_cols, entries.dtype)
-        found[layer] = memory.reshape(block.n_rows, block.n_cols)
-        rows, where = csr_of(block.indptr, block.indices), c_int64()
-        fault = library().ra_write_dense(
-            byref(rows), entries, entries.itemsize, found[layer], block.n_cols, byref(where)
-        )
-        refuse_rows(fault, f"The layer {layer} of a batch", where.value, block.n_cols)
-    return found
-
-
 def format_block(block: Block, as_: OutputFormat, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
     """Return a block in the format of a loader's batches; the dtype is that of the values, None keeps theirs."""
+    layers: dict[str, Any] = {
+        layer: values if dtype is None else values.astype(dtype, copy=False) for layer, values in block.layers.items()
+    }
     if as_ == "csr":
-        return block if dtype is None else replace(block, layers={k: _cast(v, dtype) for k, v in block.layers.items()})
-    if as_ == "torch" and isinstance(block, CsrBlock):
-        return TensorBlock({layer: sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
-    layers = dense_layers(block, dtype, pool)
+        return replace(block, layers=layers)
+    if isinstance(block, CsrBlock):
+        if as_ == "torch":
+            return TensorBlock({layer: sparse_tensor(block, values) for layer, values in layers.items()})
+        for layer, values in layers.items():
+            entries = np.ascontiguousarray(values)
+            # Memory of the pool is not zeroed; `ra_write_dense` writes the zeros too.
+            dense = pool.take(block.n_rows * block.n_cols, entries.dtype).reshape(block.n_rows, block.n_cols)
+            rows, where = csr_of(block.indptr, block.indices), c_int64()
+            fault = library().ra_write_dense(byref(rows), entries, entries.itemsize, dense, block.n_cols, byref(where))
+            refuse_rows(fault, f"The layer {layer} of a batch", where.value, block.n_cols)
+            layers[layer] = dense
     return DenseBlock(layers) if as_ == "dense" else TensorBlock({k: as_tensor(v) for k, v in layers.items()})
-
-
-def _cast(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
-    return values if dtype is None else values.astype(dtype, copy=False)
 
 
 class _Planned(Shown):
@@ -212,13 +201,6 @@ class CellDataset(_Planned):
             require_torch()
         self._plan, _ = plan_batches(query, options)
         self._settle()
-
-    @classmethod
-    def of_plan(cls, plan: BatchPlan) -> "CellDataset":
-        """Make a dataset of an existing plan."""
-        made = cls.__new__(cls)
-        made.__setstate__({"_plan": plan})
-        return made
 
     def _settle(self) -> None:
         """Create the state that belongs to this process."""
@@ -414,16 +396,18 @@ class BatchIterator(_Planned):
 
     def _facts(self) -> dict[str, Any]:
         """Return all that determines the order of an epoch."""
-        order, share = self._order, self._order.share
+        order, share, blocks = self._order, self._order.share, None
+        if order.shuffle == "blocks":
+            # Blocks of other sizes are those of a file that was linked and is copied now.
+            digest = "" if order.blocks is None else blake2b(order.blocks.tobytes(), digest_size=8).hexdigest()
+            blocks = [int(order.block_size), int(order.buffer_size), digest]
         return {
             "query": self._plan.facts.key,
             "n_cells": order.n_cells,
             "seed": int(order.seed),
             "batch_size": int(order.batch_size),
             "shuffle": order.shuffle,
-            "blocks": [int(order.block_size), int(order.buffer_size), _hash_blocks(order)]
-            if order.shuffle == "blocks"
-            else None,
+            "blocks": blocks,
             "strategy": order.digest(),
             "world_size": int(share.world_size),
             "even": share.even,
@@ -543,7 +527,9 @@ class Loader(BatchIterator):
     @property
     def dataset(self) -> CellDataset:
         """The same cells for a sampler of PyTorch's: map-style, in the query's order."""
-        return CellDataset.of_plan(self._plan)
+        made = CellDataset.__new__(CellDataset)
+        made.__setstate__({"_plan": self._plan})
+        return made
 
     def part(self, rows: NDArray[np.int64], *, drawn: bool = True, share: Share | None = None) -> "Loader":
         """Create a loader of some of the cells, with the same features, codes and options.
@@ -620,11 +606,6 @@ class Loader(BatchIterator):
         if strategy.values is None and strategy.kind in VALUED:
             values = strategy_values(self._plan, self._options)
             self._order = replace(self._order, strategy=replace(strategy, values=values))
-
-
-def _hash_blocks(order: Order) -> str:
-    """Return what tells blocks of other sizes apart, which a file has that was linked and is copied now."""
-    return "" if order.blocks is None else blake2b(order.blocks.tobytes(), digest_size=8).hexdigest()
 
 
 def _epoch(epoch: Any) -> int:  # noqa: ANN401  (checked here)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,24 +117,6 @@ class Share:
     drop_last: bool = False  # full batches only, the same number on every rank
 
 
-class Sets(Protocol):
-    """Which cells make the sets of an epoch, in place of a strategy; see `loader.sets`."""
-
-    @property
-    def per_batch(self) -> int:
-        """Sets of a batch."""
-
-    @property
-    def total(self) -> int:
-        """Sets of an epoch."""
-
-    def digest(self) -> str:
-        """Return a short identifier."""
-
-    def draw(self, seed: int, epoch: int, *, drop_last: bool) -> "Draw":
-        """Return the cells of an epoch, of all ranks, with the bounds of batches."""
-
-
 @dataclass(frozen=True)
 class Order:
     """All that determines the order of every epoch.
@@ -154,7 +136,7 @@ class Order:
     share: Share = field(default_factory=Share)
     # (n_blocks + 1,): where each block begins and the last ends, if they differ in size
     blocks: NDArray[np.int64] | None = field(default=None, compare=False)
-    sets: Sets | None = None  # in place of `strategy` and `shuffle`
+    sets: "StratumSets | NeighborSets | None" = None  # in place of `strategy` and `shuffle`
 
     def digest(self) -> str:
         """Return a short identifier of which cells are chosen."""
@@ -203,11 +185,6 @@ def epoch_batches(order: Order, epoch: int) -> LazyBatches:
 
     They are the same on every machine for the same arguments, and each epoch, from 0 on, has an order of its own. How
     many workers share them changes nothing: see `worker_batches`.
-
-    Examples
-    --------
-    >>> epoch_batches(Order(n_cells=5, batch_size=2, shuffle=None), epoch=0).take(np.array([2, 0]))
-    Batches(rows=array([4, 0, 1]), bounds=array([0, 1, 3]))
     """
     share = order.share
     drawn = (
@@ -217,14 +194,8 @@ def epoch_batches(order: Order, epoch: int) -> LazyBatches:
     )
     if drawn.bounds is not None:
         numbers = _shared_out(np.arange(count_batches(order)), len(drawn.bounds) - 1, share)
-        positions, bounds = drawn.bounds, np.zeros(len(numbers) + 1, np.int64)
-        np.cumsum(positions[numbers + 1] - positions[numbers], out=bounds[1:])
-
-        def locate(own: NDArray[np.int64]) -> NDArray[np.int64]:
-            batch = np.searchsorted(bounds, own, side="right") - 1
-            return drawn.locate(positions[numbers[batch]] + own - bounds[batch])
-
-        return LazyBatches(bounds, locate)
+        bounds, place = _reordered(drawn.bounds, numbers)
+        return LazyBatches(bounds, lambda own: drawn.locate(place(own)))
     n = _own_count(drawn.n, share)
     if share.drop_last:
         # Shares may differ by one cell, so all are cut to the full batches of the smallest.
@@ -235,13 +206,7 @@ def epoch_batches(order: Order, epoch: int) -> LazyBatches:
 
 
 def count_batches(order: Order) -> int:
-    """Count the batches of one rank; every epoch has as many.
-
-    Examples
-    --------
-    >>> count_batches(Order(n_cells=5, batch_size=2)), count_batches(Order(5, 2, share=Share(drop_last=True)))
-    (3, 2)
-    """
+    """Count the batches of one rank; every epoch has as many."""
     share, strategy = order.share, order.strategy
     if order.sets is not None or strategy.kind == GROUPED:
         if order.sets is None:
@@ -261,11 +226,6 @@ def worker_batches(n_batches: int, start: int, worker: int, n_workers: int) -> N
 
     A DataLoader asks its workers in turn, so the batches come in the same order whatever the number of workers.
     `start` is the first batch that has not been taken.
-
-    Examples
-    --------
-    >>> worker_batches(7, start=2, worker=1, n_workers=2)
-    array([3, 5])
     """
     return np.arange(start + worker, n_batches, n_workers)
 
@@ -275,11 +235,6 @@ def read_units(sizes: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:
 
     `sizes` are the cells of each batch. Of the result, (n_reads + 1,), read r takes the batches from ``edges[r]`` up
     to, but not including, ``edges[r + 1]``.
-
-    Examples
-    --------
-    >>> read_units(np.array([3, 3, 3, 1]), 6)
-    array([0, 2, 4])
     """
     unit = (np.cumsum(sizes) - sizes) // n_rows
     return np.concatenate([[0], np.flatnonzero(np.diff(unit)) + 1, [len(sizes)]])[not len(sizes) :]
@@ -397,9 +352,10 @@ def _every_cell(order: Order, epoch: int) -> Draw:
     if order.shuffle == "full":
         return Draw(n, Permutation(n, order.seed, epoch))
     if order.blocks is not None:
-        return _ragged_blocks(order.blocks, order.seed, epoch)
+        blocks = Permutation(len(order.blocks) - 1, order.seed, epoch)(np.arange(len(order.blocks) - 1))
+        return Draw(n, _reordered(order.blocks, blocks)[1])
     # The last block may be shorter; it gets a random place among the permuted full ones.
-    blocks, short = Permutation(n // size, order.seed, epoch), n % size
+    permuted, short = Permutation(n // size, order.seed, epoch), n % size
     place = int(_generator(order.seed, epoch, 0, 1).integers(0, n // size + 1)) * size
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -407,24 +363,25 @@ def _every_cell(order: Order, epoch: int) -> Draw:
         among_full = np.where(positions >= place + short, positions - short, positions)
         rows = positions - place + (n - short)
         full = ~inside
-        rows[full] = blocks(among_full[full] // size) * size + among_full[full] % size
+        rows[full] = permuted(among_full[full] // size) * size + among_full[full] % size
         return rows
 
     return Draw(n, locate)
 
 
-def _ragged_blocks(bounds: NDArray[np.int64], *key: int) -> Draw:
-    """Permute blocks of different sizes."""
-    blocks = Permutation(len(bounds) - 1, *key)(np.arange(len(bounds) - 1))
-    begins, starts = bounds[blocks], np.zeros(len(bounds), np.int64)
-    np.cumsum(bounds[blocks + 1] - begins, out=starts[1:])
+def _reordered(
+    bounds: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Callable[[NDArray[np.int64]], NDArray[np.int64]]]:
+    """Put some runs of positions, whose bounds are given, after each other by their numbers; return their new bounds, and a function from new positions to old."""
+    begins, starts = bounds[numbers], np.zeros(len(numbers) + 1, np.int64)
+    np.cumsum(bounds[numbers + 1] - begins, out=starts[1:])
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        block = np.searchsorted(starts, positions, side="right") - 1
-        rows: NDArray[np.int64] = begins[block] + positions - starts[block]
-        return rows
+        run = np.searchsorted(starts, positions, side="right") - 1
+        found: NDArray[np.int64] = begins[run] + positions - starts[run]
+        return found
 
-    return Draw(int(bounds[-1]), locate)
+    return starts, locate
 
 
 def _shuffle_within(order: Order, epoch: int, n: int) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -482,16 +439,14 @@ def _grouped(order: Order, epoch: int) -> Draw:
     if order.shuffle:
         numbers = Permutation(len(numbers), order.seed, epoch)(numbers)
     # Batches in their shuffled order, each a run of positions of one group.
-    positions_of, shuffled = bounds[numbers], np.zeros(len(bounds), np.int64)
-    np.cumsum(bounds[numbers + 1] - positions_of, out=shuffled[1:])
+    shuffled, positions_of = _reordered(bounds, numbers)
 
     @lru_cache(64)
     def permutation(group: int) -> Permutation:
         return Permutation(int(sizes[group]), order.seed, epoch, 1, 1 + group)
 
     def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        batch = np.searchsorted(shuffled, positions, side="right") - 1
-        within = positions_of[batch] + positions - shuffled[batch]
+        within = positions_of(positions)
         group = np.searchsorted(ends, within, side="right")
         place = within - (ends - kept)[group]
         if order.shuffle:
@@ -535,3 +490,187 @@ STRATEGIES: dict[str, Callable[[Order, int], Draw]] = {
     OWN: _ask_caller,
 }
 """Sampling strategies: each returns the cells of an epoch."""
+
+
+_PLACE, _CHOICE = 1, 2
+"""What chance decides; part of the key."""
+
+
+@dataclass(frozen=True, eq=False)
+class StratumSets:
+    """Sets of cells of one stratum, each with as many cells of its pool.
+
+    With `replace` the cells of a set are drawn independently, so that one may be there twice. Else a stratum's sets
+    take its cells in turn, in a new order each time they have all been taken, and repeat cells in a set only of a
+    stratum, or a pool, that has fewer than `set_size`.
+
+    Notes
+    -----
+    Sets of strata with the same pool take its cells in turn too, so that in an epoch no control is in many more sets than another.
+    """
+
+    # (n,): cells, those of a stratum next to each other, and strata that are compared with the same cells too
+    cells: NDArray[Any]
+    starts: NDArray[np.int64]  # (n_strata,): where the cells of each stratum are among `cells`
+    sizes: NDArray[np.int64]
+    pool_starts: NDArray[np.int64]  # (n_strata,): where the cells are that it is compared with, its pool
+    pool_sizes: NDArray[np.int64]
+    set_size: int  # cells of a set
+    per_batch: int  # sets of a batch
+    # (n_strata,): draw strata in proportion; None: as many sets as have room for all cells
+    weights: NDArray[np.float64] | None = None
+    n_sets: int = 0  # sets of an epoch, where they are drawn
+    replace: bool = False
+    without_own: bool = False  # whether the cells of the stratum lie in its pool, and are left out of it
+
+    @property
+    def n_own(self) -> int:
+        """Cells of a set."""
+        return self.set_size
+
+    @property
+    def n_compared(self) -> int:
+        """Cells with which a set is compared."""
+        return self.set_size
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Sets of each stratum in an epoch in which every cell is in one, (n_strata,) int64."""
+        return -(-self.sizes // self.set_size)
+
+    @property
+    def total(self) -> int:
+        """Sets of an epoch."""
+        return int(self.counts.sum()) if self.weights is None else self.n_sets
+
+    def digest(self) -> str:
+        """Return a short identifier of cells and choices."""
+        found = blake2b(digest_size=8)
+        for values in (self.starts, self.sizes, self.pool_starts, self.pool_sizes, self.weights):
+            found.update(b"" if values is None else values.tobytes())
+        for start in range(0, len(self.cells), _BLOCK):
+            found.update(np.ascontiguousarray(self.cells[start : start + _BLOCK], np.int64).tobytes())
+        return f"sets {found.hexdigest()} {self.set_size} {self.total} {self.replace} {self.without_own}"
+
+    def draw(self, seed: int, epoch: int, *, drop_last: bool) -> Draw:
+        """Return the cells of an epoch, in batches of sets and then of what these are compared with."""
+        strata, size = self._strata_of(seed, epoch), self.set_size
+        # Which stratum's sets share a turn: its own cells for one, those of its pool for the other.
+        owners = np.arange(len(self.sizes)) if self.without_own else self.pool_starts
+        n_compared = self.pool_sizes - self.sizes if self.without_own else self.pool_sizes
+        turns = np.stack([_turns(strata), _turns(owners[strata])])
+        sizes = np.stack([self.sizes, n_compared])
+        key_of = pair_keys(seed, epoch, _PLACE)
+        runs = np.stack([self.counts, np.maximum(1, n_compared // size)])
+
+        def find(number: NDArray[np.int64], place: NDArray[np.int64], compared: NDArray[np.bool_]) -> NDArray[np.int64]:
+            # What is the same for all cells of a set is computed once for each.
+            first = np.flatnonzero(np.diff(number * 2 + compared, prepend=-1))
+            each = np.diff(np.append(first, len(number)))
+            which, side = number[first], compared[first].astype(np.int64)
+            stratum = strata[which]
+            n = np.repeat(sizes[side, stratum], each)
+            if self.replace:
+                drawn = uniform((number * 2 + compared) * size + place, seed, epoch, _PLACE)
+                at = (drawn * n).astype(np.int64)
+            else:
+                cycle, run = np.divmod(turns[side, which], runs[side, stratum])
+                at = (np.repeat(run * size, each) + place) % n
+                owner = np.where(side == 1, owners[stratum], stratum) * 2 + side
+                keys = np.repeat(key_of(owner, cycle), each)
+                status = library().ra_permute_each(at, n, keys, len(at))
+                # Places are below their sizes, so none is outside.
+                assert status == GOOD
+            at += np.repeat(np.where(side == 1, self.pool_starts[stratum], self.starts[stratum]), each)
+            if self.without_own:
+                own = np.repeat(np.where(side == 1, self.starts[stratum], np.iinfo(np.int64).max), each)
+                at = np.where(at >= own, at + np.repeat(self.sizes[stratum], each), at)
+            rows: NDArray[np.int64] = self.cells[at].astype(np.int64)
+            return rows
+
+        return _draw_sets(find, self.total, self.per_batch, (size, size), drop_last=drop_last)
+
+    def _strata_of(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Return the stratum of each set of an epoch, in order, (total,) int64."""
+        if self.weights is None:
+            every = np.repeat(np.arange(len(self.counts)), self.counts)
+            return every[Permutation(len(every), seed, epoch)(np.arange(len(every)))]
+        ends = np.cumsum(self.weights)
+        drawn = uniform(np.arange(self.total), seed, epoch, _CHOICE) * ends[-1]
+        last = int(np.flatnonzero(self.weights)[-1])
+        found: NDArray[np.int64] = np.minimum(np.searchsorted(ends, drawn, side="right"), last)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class NeighborSets:
+    """Cells, each with its neighbours, in a new order each epoch."""
+
+    cells: NDArray[np.int64]
+    neighbors: NDArray[Any]  # (n, k): of each cell, nearest first
+    per_batch: int  # cells of a batch, without their neighbours
+
+    n_own = 1
+
+    @property
+    def n_compared(self) -> int:
+        """Neighbours of a cell."""
+        return int(self.neighbors.shape[1])
+
+    @property
+    def total(self) -> int:
+        """Number of cells with neighbours."""
+        return len(self.cells)
+
+    def digest(self) -> str:
+        """Return a short identifier of the cells and their neighbours."""
+        found = blake2b(np.ascontiguousarray(self.cells).tobytes(), digest_size=8)
+        found.update(np.ascontiguousarray(self.neighbors).tobytes())
+        return f"neighbors {found.hexdigest()}"
+
+    def draw(self, seed: int, epoch: int, *, drop_last: bool) -> Draw:
+        """Return the cells of an epoch, in batches of cells and then of their neighbours."""
+        order = Permutation(len(self.cells), seed, epoch)
+
+        def find(number: NDArray[np.int64], place: NDArray[np.int64], compared: NDArray[np.bool_]) -> NDArray[np.int64]:
+            at = order(number)
+            return np.where(compared, self.neighbors[at, place], self.cells[at]).astype(np.int64)
+
+        return _draw_sets(find, self.total, self.per_batch, (1, self.n_compared), drop_last=drop_last)
+
+
+Find = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]], NDArray[np.int64]]
+"""Returns cells by the number of their set, their place in it, and whether they are of what it is compared with; all (k,)."""
+
+
+def _draw_sets(find: Find, total: int, per_batch: int, sizes: tuple[int, int], *, drop_last: bool) -> Draw:
+    """Return the draw of an epoch: batches of sets, the cells of all sets first, and then what they are compared with.
+
+    `total` and `per_batch` are the sets of the epoch and of a batch; `sizes` are the cells of a set, and of what it is
+    compared with. `drop_last` leaves out a batch of fewer sets.
+    """
+    n_own, n_compared = sizes
+    kept = total - total % per_batch if drop_last else total
+    bounds = np.append(np.arange(0, kept, per_batch), kept) * sum(sizes)
+
+    def locate(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        first = positions // (per_batch * sum(sizes)) * per_batch
+        of_own = np.minimum(kept - first, per_batch) * n_own
+        within = positions - first * sum(sizes)
+        compared = within >= of_own
+        within = np.where(compared, within - of_own, within)
+        width = np.where(compared, n_compared, n_own)
+        return find(first + within // width, within % width, compared)
+
+    return Draw(int(bounds[-1]), locate, bounds)
+
+
+def _turns(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many earlier sets have the same key, for each set."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
+    sizes = np.diff(np.append(starts, len(ordered)))
+    turns = np.empty(len(keys), np.int64)
+    turns[order] = np.arange(len(keys)) - np.repeat(starts, sizes)
+    return turns

@@ -1,8 +1,9 @@
 """Training batches of sets: cells of one stratum with the cells that they are compared with, in an order of the loader."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
@@ -75,7 +76,7 @@ class SetBatch:
 
     def both(self, change: Callable[[TrainingBatch], Any]) -> "SetBatch":
         """Return the batch with its cells, and those that they are compared with, changed by a function."""
-        return replace(self, cells=change(self.cells), control=change(self.control))
+        return dataclasses.replace(self, cells=change(self.cells), control=change(self.control))
 
     def pin_memory(self) -> "SetBatch":
         """Copy every tensor to pinned memory; a DataLoader with ``pin_memory=True`` calls this."""
@@ -246,7 +247,7 @@ class SetLoader(BatchIterator):
         state = super().__getstate__()
         records, part = self._plan.cells.records, self._asked.part
         if records is not None and records.path is not None and not (part is not None and isinstance(part[0], Split)):
-            state |= {"_sets": None, "_order": _replace(self._order, sets=None)}
+            state |= {"_sets": None, "_order": dataclasses.replace(self._order, sets=None)}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -254,7 +255,7 @@ class SetLoader(BatchIterator):
         super().__setstate__(state)
         if self._order.sets is None:
             self._sets = plan_sets(self._plan, self._asked, self._query)
-            self._order = _replace(self._order, sets=self._sets.recipe)
+            self._order = dataclasses.replace(self._order, sets=self._sets.recipe)
 
     def _made(self, maker: Collator, batches: Batches) -> Sequence[SetBatch]:
         """Read batches: of each the cells of the sets, and what they are compared with."""
@@ -271,10 +272,6 @@ class SetLoader(BatchIterator):
     def _sent(self, batch: SetBatch) -> SetBatch:
         """Return a batch as it is sent from a worker."""
         return batch.both(WireBatch)
-
-
-_replace = replace
-"""`dataclasses.replace`, which an argument of `SetLoader` is called as."""
 
 
 def _names(argument: str, given: Sequence[str]) -> tuple[str, ...]:

@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.loader.cells import ObsColumn
-from raggedatlas.loader.order import BALANCED, Strategy
+from raggedatlas.loader.order import BALANCED, NeighborSets, Strategy, StratumSets
 from raggedatlas.loader.plan import BatchPlan, distinct_numbers, number_codes, part_rows
-from raggedatlas.loader.sets import NeighborSets, Strata, StratumSets
 from raggedatlas.model.frames import DATASET
 from raggedatlas.model.ids import UidIndex
 from raggedatlas.query.cells import BLOCK_CELLS
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import AND
-from raggedatlas.query.split import Split
-from raggedatlas.query.targets import target_labels
+from raggedatlas.query.split import Split, target_labels
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.runtime import scratch_array
 from raggedatlas.store.sql_parser import as_filter
@@ -47,37 +45,13 @@ _SPAN = 2**62
 
 @dataclass(frozen=True)
 class SetOptions:
-    """What `SetLoader` was asked for.
-
-    Parameters
-    ----------
-    set_by : tuple of str or (tuple of str)
-        Columns whose values make the sets.
-    control : mapping, "others" or None
-        What sets are compared with; None for neighbours.
-    match : tuple of str, or "neighbors"
-        Columns in which a set and its controls agree.
-    set_size, per_batch : int
-        Cells of a set, sets of a batch.
-    replace : bool or None
-        See `SetLoader`.
-    min_cells, min_controls : int
-        Strata of fewer are left out.
-    weights, n_sets : str or None, int or None
-        How strata are drawn.
-    targets, separator : tuple of str, str or None
-        Columns that name genes.
-    split, controls_from : PartOf, tuple of str
-        Which cells.
-    space : str or None
-        Geometry of the neighbours.
-    """
+    """What `SetLoader`, which says what each choice means, was asked for."""
 
     set_by: tuple[str | tuple[str, ...], ...]
     control: Control
     match: tuple[str, ...] | Literal["neighbors"]
     set_size: int
-    per_batch: int
+    per_batch: int  # sets of a batch
     replace: bool | None
     min_cells: int
     min_controls: int
@@ -150,13 +124,7 @@ class SetOptions:
         return ("split", self.split) if isinstance(self.split, str) else self.split
 
     def choose(self, query: Query) -> Query:
-        """Return the cells of the part, if a column stores the split, and the controls of other parts that are asked for.
-
-        Raises
-        ------
-        QueryError
-            If there is no such column or part.
-        """
+        """Return the cells of the part, if a column stores the split, and the controls of other parts that are asked for."""
         name, part = self.part or (None, "")
         if name is None or isinstance(name, Split):
             return query
@@ -263,9 +231,9 @@ def plan_sets(plan: BatchPlan, options: SetOptions, query: Query) -> PlannedSets
         assert part is not None
         assert isinstance(part[0], Split)
         controls_of = _rows_mask(plan, part[0], [part[1], *options.controls_from])
-    keys = _Keys.of(plan, options, query.catalog)
-    sizes, n_missing = keys.sizes(plan.n_cells, chosen, controls_of)
-    return _assemble(plan, options, keys, sizes, (chosen, controls_of), [
+    keys = _Keys(plan, options, query.catalog, chosen, controls_of)
+    numbers, counts, n_missing = keys.sizes()
+    return _assemble(plan, options, keys, numbers, counts, [
         *([f"{n_missing:,} cells lack a value of {', '.join(map(repr, options.columns))} and are in no set"] if n_missing else []),
         *_shared_controls(plan, options, query),
     ])  # fmt: skip
@@ -297,23 +265,20 @@ def _shared_controls(plan: BatchPlan, options: SetOptions, query: Query) -> list
 
 
 class _Keys:
-    """What makes the strata: one number for each cell, which sorts by `match` first, then controls before others, then by `set_by`."""
+    """What makes the strata: one number for each cell, which sorts by `match` first, then controls before others, then by `set_by`.
+
+    `chosen`, (n_cells,), are the cells of a part, None for all; of `controls_of` controls may be taken too.
+    """
 
     def __init__(
-        self, match: Mapping[str, _Key], own: Mapping[str, _Key], control: "list[tuple[_Key, NDArray[np.bool_]]] | None"
+        self,
+        plan: BatchPlan,
+        options: SetOptions,
+        catalog: Catalog,
+        chosen: NDArray[np.bool_] | None,
+        controls_of: NDArray[np.bool_] | None,
     ) -> None:
-        self.match, self.own, self._control = match, own, control
-        self.n_own = int(np.prod([float(key.n) for key in own.values()], initial=1.0))
-        span = float(self.n_own) * 2 * float(np.prod([float(key.n) for key in match.values()], initial=1.0))
-        if span > _SPAN:
-            raise QueryError(
-                f"The columns {[*match, *own]} have {span:.1g} combinations of values, and at most {_SPAN:.1g} can be told apart; leave one out."
-            )
-
-    @classmethod
-    def of(cls, plan: BatchPlan, options: SetOptions, catalog: Catalog) -> "_Keys":
-        """Read the columns."""
-        columns = plan.columns
+        columns, self.n_cells, self._chosen, self._controls_of = plan.columns, plan.n_cells, chosen, controls_of
 
         def key(names: Sequence[str]) -> _Key:
             renamed: dict[str, str] = {}
@@ -328,29 +293,37 @@ class _Keys:
             return _Key([columns[name] for name in names], renamed)
 
         assert not isinstance(options.match, str)
-        match = {name: key([name]) for name in options.match}
+        self.match = {name: key([name]) for name in options.match}
         listed = [(one,) if isinstance(one, str) else one for one in options.set_by]
-        own = {AND.join(names): key(names) for names in listed if names[0] not in match or len(names) > 1}
-        control = None
-        if isinstance(options.control, Mapping):
-            control = [
-                (plain := _Key([columns[name]], {}), _wanted(name, plain, value))
-                for name, value in options.control.items()
-            ]
-        return cls(match, own, control)
+        self.own = {AND.join(names): key(names) for names in listed if names[0] not in self.match or len(names) > 1}
+        # Columns that tell controls, and which of their values do; without any, no cell is a control.
+        self._control: list[tuple[_Key, NDArray[np.bool_]]] = []
+        for name, value in options.control.items() if isinstance(options.control, Mapping) else ():
+            plain = _Key([columns[name]], {})
+            values = [*value] if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
+            known = plain.labels.tolist()
+            if lacking := [one for one in values if one not in known]:
+                shown = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
+                raise QueryError(
+                    f"SetLoader: no cell has {name!r} = {lacking[0]!r}, which control names; there are {shown}."
+                )
+            self._control.append((plain, np.isin(np.arange(len(known)), [known.index(one) for one in values])))
+        self.n_own = int(np.prod([float(key.n) for key in self.own.values()], initial=1.0))
+        span = float(self.n_own) * 2 * float(np.prod([float(key.n) for key in self.match.values()], initial=1.0))
+        if span > _SPAN:
+            raise QueryError(
+                f"The columns {[*self.match, *self.own]} have {span:.1g} combinations of values, and at most {_SPAN:.1g} can be told apart; leave one out."
+            )
 
-    def of_cells(
-        self, start: int, stop: int, chosen: NDArray[np.bool_] | None, controls_of: NDArray[np.bool_] | None
-    ) -> NDArray[np.int64]:
+    def of_cells(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the number of each cell, -1 where a value is missing, -2 for cells of other parts."""
         n = stop - start
-        is_control = np.zeros(n, bool)
-        if self._control is not None:
-            is_control[:] = True
-            for key, wanted in self._control:
-                codes = key.codes(start, stop)
-                is_control &= (codes >= 0) & wanted[np.maximum(codes, 0)]
-        made, missing = np.zeros(n, np.int64), np.zeros(n, bool)
+        is_control = np.full(n, bool(self._control))
+        for key, wanted in self._control:
+            codes = key.codes(start, stop)
+            is_control &= (codes >= 0) & wanted[np.maximum(codes, 0)]
+        made: NDArray[np.int64] = np.zeros(n, np.int64)
+        missing = np.zeros(n, bool)
         for key in self.match.values():
             codes = key.codes(start, stop)
             missing |= codes < 0
@@ -361,23 +334,21 @@ class _Keys:
             missing |= (codes < 0) & ~is_control
             made = made * key.n + np.where(is_control, 0, codes)
         made[missing] = -1
-        if chosen is not None:
-            inside = chosen[start:stop]
-            made[~(inside if controls_of is None else inside | (is_control & controls_of[start:stop]))] = -2
+        if self._chosen is not None:
+            inside, more = self._chosen[start:stop], self._controls_of
+            made[~(inside if more is None else inside | (is_control & more[start:stop]))] = -2
         return made
 
-    def sizes(
-        self, n_cells: int, chosen: NDArray[np.bool_] | None, controls_of: NDArray[np.bool_] | None
-    ) -> tuple[dict[str, NDArray[np.int64]], int]:
+    def sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return the numbers that cells have, ascending, and how many have each; and how many cells have none."""
         numbers, counts, n_missing = np.empty(0, np.int64), np.empty(0, np.int64), 0
-        for start, stop in _blocks(n_cells):
-            made = self.of_cells(start, stop, chosen, controls_of)
+        for start, stop in _blocks(self.n_cells):
+            made = self.of_cells(start, stop)
             n_missing += int((made == -1).sum())
             own, n = np.unique(made[made >= 0], return_counts=True)
             numbers, inverse = np.unique(np.concatenate([numbers, own]), return_inverse=True)
             counts = np.bincount(inverse, np.concatenate([counts, n]), len(numbers)).astype(np.int64)
-        return {"numbers": numbers, "counts": counts}, n_missing
+        return numbers, counts, n_missing
 
     def split(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the part of numbers that `match` decides, and which are of controls."""
@@ -395,29 +366,17 @@ class _Keys:
         return {name: found[name] for name in (*self.own, *self.match)}
 
 
-def _wanted(name: str, key: _Key, value: Any) -> NDArray[np.bool_]:  # noqa: ANN401  (what people compare with)
-    """Return which values of a column are of controls."""
-    values = [*value] if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
-    known = key.labels.tolist()
-    lacking = [one for one in values if one not in known]
-    if lacking:
-        shown = ", ".join(map(repr, known[:10])) + (", ..." if len(known) > 10 else "")
-        raise QueryError(f"SetLoader: no cell has {name!r} = {lacking[0]!r}, which control names; there are {shown}.")
-    return np.isin(np.arange(len(known)), [known.index(one) for one in values])
-
-
 def _assemble(
     plan: BatchPlan,
     options: SetOptions,
     keys: _Keys,
-    found: Mapping[str, NDArray[np.int64]],
-    masks: tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None],
+    numbers: NDArray[np.int64],
+    counts: NDArray[np.int64],
     notes: Sequence[str],
 ) -> PlannedSets:
     """Give each stratum the cells that it is compared with, and leave out those that lack them."""
     import pandas as pd
 
-    numbers, counts = found["numbers"], found["counts"]
     matched, is_control = keys.split(numbers)
     own = np.flatnonzero(~is_control)
     contrastive = options.control == OTHERS
@@ -449,7 +408,7 @@ def _assemble(
     code_of = np.where(used, np.cumsum(used) - 1, -1)
     codes = scratch_array((plan.n_cells,), np.int32)
     for start, stop in _blocks(plan.n_cells):
-        made = keys.of_cells(start, stop, *masks)
+        made = keys.of_cells(start, stop)
         at = np.minimum(np.searchsorted(numbers, made), len(numbers) - 1)
         codes[start:stop] = np.where(made >= 0, code_of[at], -1)
     grouped = Strategy(BALANCED, codes)
@@ -460,10 +419,10 @@ def _assemble(
         pool_starts, pool_sizes = starts[code_of[firsts[kept]]], n_compared[kept] + counts[own[kept]]
     else:
         pool_starts, pool_sizes = starts[code_of[firsts[kept]]], counts[firsts[kept]]
-    strata = Strata(grouped.by_group, starts[ours], sizes[ours], pool_starts, pool_sizes, contrastive)
     recipe = StratumSets(
-        strata, options.set_size, options.per_batch, _weights(plan, options, codes, ours, len(sizes)), replace=options.replace is True,
-        n_sets=options.n_sets or int((-(-sizes[ours] // options.set_size)).sum()),
+        grouped.by_group, starts[ours], sizes[ours], pool_starts, pool_sizes, options.set_size, options.per_batch,
+        _weights(plan, options, codes, ours, len(sizes)), options.n_sets or int((-(-sizes[ours] // options.set_size)).sum()),
+        replace=options.replace is True, without_own=contrastive,
     )  # fmt: skip
     table["n_sets"] = 0
     if recipe.weights is None:

@@ -281,13 +281,7 @@ def organism_name(text: str) -> str:
 
 
 def is_organism(text: str) -> bool:
-    """Return whether a table knows an organism, a taxon or an assembly of this name.
-
-    Examples
-    --------
-    >>> is_organism("mm10"), is_organism("spliced")
-    (True, False)
-    """
+    """Return whether a table knows an organism, a taxon or an assembly of this name."""
     return _folded(text).removeprefix("ncbitaxon:") in _organisms()
 
 
@@ -312,11 +306,6 @@ def parse_symbols(texts: Sequence[str]) -> list[str]:
     """Return the name that `parse_accession` gives each text that is no accession, and an empty text for accessions.
 
     A file has tens of thousands of symbols, of which Arrow finds the few that need more than a look in some milliseconds.
-
-    Examples
-    --------
-    >>> parse_symbols(["CD79A", "GRCh38_CD79A", "ENSG00000105369", ""])
-    ['CD79A', 'CD79A', '', '']
     """
     column = pa.array(texts, pa.string())
     # RE2 knows ASCII digits and letters only, and Python those of all scripts.
@@ -329,13 +318,7 @@ def parse_symbols(texts: Sequence[str]) -> list[str]:
 
 
 def are_accessions(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return for each text whether it is an accession of a known form, without an assembly before it; False for null.
-
-    Examples
-    --------
-    >>> are_accessions(pa.chunked_array([["ENSG00000105369", "CD79A", "MGI:97490"]])).to_pylist()
-    [True, False, True]
-    """
+    """Return for each text whether it is an accession of a known form, without an assembly before it; False for null."""
     # RE2 refuses a group name that occurs twice (`version`), so the groups lose their names.
     forms = "|".join(
         re.sub(r"\(\?P<\w+>", "(?:", form.pattern) for form in (_ENS, *(form for _, form, _ in _DATABASES))
@@ -416,11 +399,5 @@ def infos_to_json(infos: tuple[GeneTableInfo, ...]) -> str:
 
 
 def infos_from_json(text: str) -> tuple[GeneTableInfo, ...]:
-    """Read the list of tables.
-
-    Examples
-    --------
-    >>> infos_from_json(infos_to_json((GeneTableInfo("HGNC", "genes", "HGNC", "", ("human",), 2, "ab"),)))[0].organisms
-    ('human',)
-    """
+    """Read the list of tables."""
     return tuple(GeneTableInfo(**{**entry, "organisms": tuple(entry["organisms"])}) for entry in json.loads(text))

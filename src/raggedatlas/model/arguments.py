@@ -115,9 +115,17 @@ def _hints(signature: inspect.Signature) -> dict[str, Any]:
 
 
 def _check(function: str, parameter: str, hint: Any, value: object) -> None:  # noqa: ANN401 - an annotation
-    """Refuse a value that does not fit its annotation."""
+    """Refuse a value that does not fit its annotation, and a path with a name that no file system takes."""
     if _accepts(hint, value):
-        _check_path(function, parameter, hint, value)
+        is_path = any(get_origin(one) is os.PathLike or one is Path for one in get_args(hint))
+        if is_path and isinstance(value, str | Path) and "://" not in str(value):
+            # `Path.exists` raises an OSError for such a name.
+            longest = max(len(os.fsencode(name)) for name in re.split(r"[/\\]", str(value)))
+            if longest > _LONGEST or "\0" in str(value):
+                raise ArgumentError(
+                    f"{function}() takes {parameter} as a path whose names have {_LONGEST} bytes or fewer and no NUL character, not "
+                    f"{brief(str(value))}."
+                )
         return
     words = [word for word in _literals(hint) if isinstance(word, str)]
     near = difflib.get_close_matches(value.lower(), words, 1) if isinstance(value, str) else []
@@ -125,27 +133,8 @@ def _check(function: str, parameter: str, hint: Any, value: object) -> None:  # 
     raise ArgumentError(f"{function}() takes {parameter} as {_describe(hint)}, not {brief(value)}{tip}")
 
 
-def _check_path(function: str, parameter: str, hint: Any, value: object) -> None:  # noqa: ANN401 - an annotation
-    """Refuse a path with a name that no file system takes, which `Path.exists` raises an OSError for."""
-    if not isinstance(value, str | Path) or "://" in str(value):
-        return
-    if any(get_origin(one) is os.PathLike or one is Path for one in get_args(hint)):
-        longest = max(len(os.fsencode(name)) for name in re.split(r"[/\\]", str(value)))
-        if longest > _LONGEST or "\0" in str(value):
-            raise ArgumentError(
-                f"{function}() takes {parameter} as a path whose names have {_LONGEST} bytes or fewer and no NUL character, not "
-                f"{brief(str(value))}."
-            )
-
-
 def brief(value: object) -> str:
-    """Show a value that was refused: plain ones as they are if they are short, others by their type.
-
-    Examples
-    --------
-    >>> brief("x" * 300), brief([1, 2]), brief(object())
-    ('a text of 300 characters', '[1, 2]', 'an object of type object')
-    """
+    """Show a value that was refused: plain ones as they are if they are short, others by their type."""
     if isinstance(value, str) and len(value) > 60:
         return f"a text of {len(value)} characters"
     if value is None or isinstance(value, str | bool | int | float | bytes | dt.timedelta | tuple | list | dict):
@@ -188,11 +177,6 @@ def _accepts_tuple(inner: tuple[Any, ...], value: object) -> bool:
     return len(value) == len(inner) and all(_accepts(hint, one) for hint, one in zip(inner, value, strict=True))
 
 
-def _accepts_class(inner: Any, value: object) -> bool:  # noqa: ANN401 - an annotation
-    """Return whether a value is a class below another."""
-    return isinstance(value, type) and (not isinstance(inner, type) or issubclass(value, inner))
-
-
 def _accepts_mapping(inner: tuple[Any, ...], value: object) -> bool:
     """Return whether a value is a mapping whose keys and values fit."""
     return isinstance(value, Mapping) and all(
@@ -205,7 +189,10 @@ _GENERICS: dict[Any, Callable[[tuple[Any, ...], object], bool]] = {
     types.UnionType: lambda inner, value: any(_accepts(one, value) for one in inner),
     # `True == 1`, so the types must agree as well.
     Literal: lambda inner, value: any(type(value) is type(one) and value == one for one in inner),
-    type: lambda inner, value: _accepts_class(inner[0], value),
+    # A class below another.
+    type: lambda inner, value: (
+        isinstance(value, type) and (not isinstance(inner[0], type) or issubclass(value, inner[0]))
+    ),
     tuple: _accepts_tuple,
     list: lambda inner, value: _accepts_many(inner[0], value),
     dict: _accepts_mapping,

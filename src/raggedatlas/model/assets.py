@@ -21,13 +21,7 @@ VALUES = "values"
 
 
 class IndexFacts(BaseModel):
-    """What is known of the index over a column of vectors.
-
-    Examples
-    --------
-    >>> IndexFacts().n_partitions
-    0
-    """
+    """What is known of the index over a column of vectors."""
 
     # Ignored fields may come from a later version, whose records stay readable.
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -89,13 +83,7 @@ class AssetRecord(BaseModel):
 
 
 class ResultRecord(AssetRecord):
-    """One result of a model for cells of the atlas; its name is unique in the atlas.
-
-    Examples
-    --------
-    >>> ResultRecord(uid="0" * 16, name="scvi", kind="vector", column="scvi", dtype="float32").cells_of
-    {}
-    """
+    """One result of a model for cells of the atlas; its name is unique in the atlas."""
 
     table: ClassVar[str] = "_results"
 
@@ -170,13 +158,7 @@ RESULTS_SCHEMA = entries_schema(
 
 
 def result_columns(schema: pa.Schema) -> dict[str, tuple[str, str]]:
-    """Find the cell columns that hold results, visible or not: column -> uid and name of the result.
-
-    Examples
-    --------
-    >>> result_columns(pa.schema([pa.field("z", pa.float32(), metadata={RESULT_KEY: b"1", RESULT_NAME_KEY: b"z"})]))
-    {'z': ('1', 'z')}
-    """
+    """Find the cell columns that hold results, visible or not: column -> uid and name of the result."""
     marked = [(field.name, field.metadata or {}) for field in schema]
     return {
         name: (facts[RESULT_KEY].decode(), facts.get(RESULT_NAME_KEY, b"").decode())
@@ -202,12 +184,6 @@ class GeometryRecord(AssetRecord):
 
     Its group is ``<uid>/<space>``, the store as it was added. Its name is by default its feature space. Stores of
     several datasets share a name; a dataset has one of a name.
-
-    Examples
-    --------
-    >>> record = GeometryRecord(uid="0" * 16, name="tract", space="tract", column="tract", zarr_group="0/tract")
-    >>> record.cells_of
-    {}
     """
 
     table: ClassVar[str] = "_geometry"
@@ -277,11 +253,6 @@ class AnnotationRecord(BaseModel):
 
     The record is stored in the metadata of the columns that it describes, so that values and record become visible in
     one commit.
-
-    Examples
-    --------
-    >>> AnnotationRecord(uid="0" * 16, name="leiden").columns
-    {}
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -308,11 +279,6 @@ def annotation_of(field: pa.Field) -> AnnotationRecord | None:
     """Return the record of a cell column, or None if no annotation brought the column.
 
     Raises `CorruptError` if the record does not parse.
-
-    Examples
-    --------
-    >>> annotation_of(pa.field("leiden", pa.string())) is None
-    True
     """
     text = (field.metadata or {}).get(ANNOTATION_KEY)
     if text is None:
@@ -352,11 +318,6 @@ class DeletionRecord(BaseModel):
 
     The records are metadata of the table of cells: a version of it, and so a snapshot, has the record of every cell
     that it lacks. A record is written before its cells are deleted.
-
-    Examples
-    --------
-    >>> DeletionRecord(uid="0" * 16, where="n_genes < 200").n_cells
-    0
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

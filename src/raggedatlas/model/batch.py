@@ -53,13 +53,7 @@ Block = CsrBlock | DenseBlock
 
 
 def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type in which a sparse matrix can hold values of a type: SciPy knows neither float16 nor foreign byte orders.
-
-    Examples
-    --------
-    >>> sparse_dtype(np.dtype("float16")), sparse_dtype(np.dtype(">i4"))
-    (dtype('float32'), dtype('int32'))
-    """
+    """Return the type in which a sparse matrix can hold values of a type: SciPy knows neither float16 nor foreign byte orders."""
     return np.dtype(np.float32) if dtype == np.float16 else machine_dtype(dtype)
 
 

@@ -77,12 +77,6 @@ def refuse_unused(call: str, why: str, **given: bool) -> None:
     """Refuse options that were given and have no effect together with the others.
 
     `why` says when they have none, or what they are for. `given` tells of each option whether it was given.
-
-    Examples
-    --------
-    >>> refuse_unused("embedder", "with method='pca'", min_dist=True, seed=False)
-    Traceback (most recent call last):
-    raggedatlas.errors.ArgumentError: embedder(): min_dist=... has no effect with method='pca'; leave it out.
     """
     unused = [f"{name}=..." for name, there in given.items() if there]
     if unused:

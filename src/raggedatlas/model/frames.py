@@ -64,11 +64,6 @@ def facts_of(field: pa.Field) -> ColumnFacts | None:
     """Read the facts of a column, or None if it carries none.
 
     Raises `CorruptError` if they do not parse.
-
-    Examples
-    --------
-    >>> facts_of(pa.field("x", pa.int64())) is None
-    True
     """
     text = (field.metadata or {}).get(FACTS_KEY)
     if text is None:
@@ -80,13 +75,6 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     """Convert a frame to a table whose first column `_index` is its index.
 
     The columns keep their order and each gets its `ColumnFacts`; `arrow_to_frame` restores the frame.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> frame = pd.DataFrame({"n": [1, 2]}, index=["a", "b"])
-    >>> frame_to_arrow(frame).column_names
-    ['_index', 'n']
     """
     names = checked_names(frame.columns)
     import pandas as pd
@@ -121,15 +109,7 @@ def checked_names(columns: Iterable[Any]) -> list[str]:
 
 
 def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
-    """Convert a table of `frame_to_arrow` back to the original frame.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> frame = pd.DataFrame({"t": pd.Categorical(["B", None], categories=["T", "B"])}, index=["a", "b"])
-    >>> bool(arrow_to_frame(frame_to_arrow(frame)).equals(frame))
-    True
-    """
+    """Convert a table of `frame_to_arrow` back to the original frame."""
     import pandas as pd
 
     columns = {}
@@ -151,11 +131,6 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
     """Convert one column to the pandas dtype named by its facts.
 
     Nulls are missing values. A NumPy integer or boolean kind that has nulls here becomes its nullable pandas dtype.
-
-    Examples
-    --------
-    >>> arrow_to_series(pa.chunked_array([[1, None]]), ColumnFacts("n", "int32")).dtype
-    Int32Dtype()
     """
     try:
         return _typed_series(column, facts)
@@ -194,14 +169,7 @@ S = TypeVar("S")
 
 
 def remove_unused_categories(values: S) -> S:
-    """Return a categorical Series with only the categories that occur, in their order; anything else as it is.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> remove_unused_categories(pd.Series(pd.Categorical(["B", None], ["T", "B"]))).cat.categories.tolist()
-    ['B']
-    """
+    """Return a categorical Series with only the categories that occur, in their order; anything else as it is."""
     if not hasattr(values, "cat"):
         return values
     series: Any = values
@@ -222,13 +190,7 @@ def used_codes(codes: NDArray[Any], n: int) -> tuple[NDArray[np.int64], NDArray[
 
 
 def nan_to_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column in which NaN is null: a missing number is one thing wherever cells are compared, sorted or grouped.
-
-    Examples
-    --------
-    >>> nan_to_null(pa.chunked_array([[1.0, float("nan"), None]])).null_count
-    2
-    """
+    """Return a column in which NaN is null: a missing number is one thing wherever cells are compared, sorted or grouped."""
     import pyarrow.compute as pc
 
     if not pa.types.is_floating(column.type):
@@ -237,13 +199,7 @@ def nan_to_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_text(kind: str) -> bool:
-    """Return whether a kind of column or of categories is text.
-
-    Examples
-    --------
-    >>> is_text("object"), is_text("string[pandas]"), is_text("Int64")
-    (True, True, False)
-    """
+    """Return whether a kind of column or of categories is text."""
     return kind == "object" or kind.startswith("string")
 
 
@@ -473,12 +429,6 @@ def shown_names(schema: pa.Schema) -> dict[str, str]:
     """Return the name under which a result shows each metadata column: stored name -> shown name.
 
     A column is shown under the name that it had in its file, unless an earlier column or the atlas uses that name.
-
-    Examples
-    --------
-    >>> percent = pa.field("percent_mt", pa.float64(), metadata=ColumnFacts("percent.mt", "float64").to_metadata())
-    >>> shown_names(pa.schema([percent, ("n", pa.int64())]))
-    {'percent_mt': 'percent.mt', 'n': 'n'}
     """
     shown = {stack[0]: name for name, stack in column_stacks(schema).items()}
     return {stored: shown[stored] for stored in schema.names if stored in shown}
@@ -500,13 +450,7 @@ TEXT_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A column of text without missing values that comes in blocks.
-
-    Examples
-    --------
-    >>> Texts(3, lambda: iter([np.array(["a", "b"], object), np.array(["c"], object)])).whole().tolist()
-    ['a', 'b', 'c']
-    """
+    """A column of text without missing values that comes in blocks."""
 
     n_rows: int
     # Walks down them: (k,) object arrays of str, in order, of any lengths; every call is a walk of its own.
@@ -551,16 +495,7 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
-    """A table of which one column is in memory at a time.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> index = TableColumn("cell", lambda: pd.Index(["a", "b"]))
-    >>> made = ColumnTable(2, index, (TableColumn("n", lambda: pd.Series([1, 2])),))
-    >>> made.take(np.array([1])).frame().to_dict()
-    {'n': {'b': 2}}
-    """
+    """A table of which one column is in memory at a time."""
 
     n_rows: int
     index: TableColumn  # names of its rows
@@ -639,13 +574,6 @@ def plain_array(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_row
     for NaN; and for a categorical of text, which becomes a dictionary array with the categories of the facts, in order.
     None for any other column, no rows, and text of more than `TEXT_ROWS` rows. `field` carries the facts, `chunks`
     walks down the values.
-
-    Examples
-    --------
-    >>> plain_array(pa.field("n", pa.int64()), lambda: [pa.array([1, 2])], 2).to_pylist()
-    [1, 2]
-    >>> plain_array(pa.field("n", pa.int64()), lambda: [pa.array([1, None])], 2) is None
-    True
     """
     facts = facts_of(field) or ColumnFacts(field.name, "")
     text, number = _is_usual_text(field, facts), _is_plain_number(field.type, facts.kind)
@@ -663,13 +591,7 @@ def plain_array(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_row
 
 
 def is_pandas(value: Any, kind: str) -> bool:  # noqa: ANN401
-    """Return whether a value is of a class of pandas, without importing pandas.
-
-    Examples
-    --------
-    >>> is_pandas({}, "DataFrame")
-    False
-    """
+    """Return whether a value is of a class of pandas, without importing pandas."""
     # Where pandas was never imported, no value can be one of its objects.
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, getattr(pandas, kind))

@@ -36,11 +36,6 @@ def new_uids(n: int) -> pa.StringArray:
     """Draw `n` random uids of 16 hex digits, all different.
 
     Each has 64 random bits, so that writers that know nothing of each other can draw them.
-
-    Examples
-    --------
-    >>> [len(uid) for uid in new_uids(3).to_pylist()]
-    [16, 16, 16]
     """
     # Offsets of `pa.string()` are int32.
     if n >= _MOST_UIDS:
@@ -59,11 +54,6 @@ def integer_ids(values: Any, what: str) -> pa.Array:  # noqa: ANN401  (an Arrow 
     pandas makes floats of integers as soon as one of them is missing. Floats of 64 bits hold integers exactly only
     below 2**53 (those of 32 bits below 2**24), so that larger ids are rounded already, and different ones may have
     become the same: these are refused, as are fractions and infinities. `what` says in the message what the values are.
-
-    Examples
-    --------
-    >>> integer_ids(np.array([7.0, np.nan]), "The ids").to_pylist()
-    [7, None]
     """
     floats = np.asarray(values.to_numpy(zero_copy_only=False) if isinstance(values, pa.Array) else values)
     exact = np.finfo(floats.dtype).nmant + 1
@@ -83,11 +73,6 @@ def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
 
     The other array says which texts are uids; all others have the number 0. At most some megabytes are used in addition
     to the result.
-
-    Examples
-    --------
-    >>> uid_numbers(pa.array(["00000000000000ff", "no uid", None]))
-    (array([255,   0,   0], dtype=uint64), array([ True, False, False]))
     """
     numbers = np.zeros(len(uids), np.uint64)
     valid = pc.fill_null(pc.equal(pc.binary_length(uids), 16), fill_value=False).to_numpy(zero_copy_only=False)
@@ -113,13 +98,7 @@ def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
 
 
 class UidIndex:
-    """Finds uids among many, in any order; a text of them takes 20 bytes and a hash table of texts some 100, this 16.
-
-    Examples
-    --------
-    >>> UidIndex(pa.array(["0" * 16, "f" * 16])).find(pa.array(["f" * 16, "no uid"]))
-    array([ 1, -1])
-    """
+    """Finds uids among many, in any order; a text of them takes 20 bytes and a hash table of texts some 100, this 16."""
 
     def __init__(self, uids: pa.Array) -> None:
         numbers, valid = uid_numbers(uids)
@@ -148,13 +127,7 @@ class UidIndex:
 
 
 def new_uid() -> str:
-    """Draw one random uid of 16 hex digits.
-
-    Examples
-    --------
-    >>> len(new_uid())
-    16
-    """
+    """Draw one random uid of 16 hex digits."""
     return secrets.token_hex(8)
 
 
@@ -191,11 +164,6 @@ def repeated_uids(uids: Iterable[str]) -> list[str]:
     The mapping of features says that these count as one; the columns stay as they are. The first of each uid stays; the
     n-th, counted from 0, is the first 16 hex digits of a sha256 over the uid, ``repeat`` and n, each followed by a NUL
     byte.
-
-    Examples
-    --------
-    >>> repeated_uids(["a", "b", "a"])[:2], len(set(repeated_uids(["a", "a", "a"])))
-    (['a', 'b'], 3)
     """
     uids = list(uids)
     if len(set(uids)) == len(uids):
@@ -209,24 +177,12 @@ def repeated_uids(uids: Iterable[str]) -> list[str]:
 
 
 def layout_uid(uids: Iterable[str]) -> str:
-    r"""Hash feature uids in column order to the first 16 hex digits of the sha256 over each uid followed by a NUL byte.
-
-    Examples
-    --------
-    >>> layout_uid(["a", "b"]) == layout_uid(["ab"]), layout_uid(["a", "b"]) == layout_uid(["b", "a"])
-    (False, False)
-    """
+    r"""Hash feature uids in column order to the first 16 hex digits of the sha256 over each uid followed by a NUL byte."""
     return hashlib.sha256("\0".join([*uids, ""]).encode()).hexdigest()[:16]
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` if it may become part of a path or a table name; `what` says in the message what it names.
-
-    Examples
-    --------
-    >>> check_name("gene_expression", "feature space")
-    'gene_expression'
-    """
+    """Return `name` if it may become part of a path or a table name; `what` says in the message what it names."""
     if NAME.fullmatch(str(name)) is None or ".." in name or name in RESERVED:
         raise NameRefusedError(
             f"The {what} name {name!r} may hold only letters, digits, '_', '-' and single dots, not start with a dot, and be none "
@@ -236,24 +192,12 @@ def check_name(name: str, what: str) -> str:
 
 
 def is_unicode(name: str) -> bool:
-    """Return whether a name can be stored as UTF-8; halves of characters, as h5py reads from damaged files, cannot.
-
-    Examples
-    --------
-    >>> is_unicode("ü"), is_unicode(chr(0xD800))
-    (True, False)
-    """
+    """Return whether a name can be stored as UTF-8; halves of characters, as h5py reads from damaged files, cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def check_length(name: str, what: str) -> str:
-    """Return a user-supplied name if it is printable and short enough to be displayed.
-
-    Examples
-    --------
-    >>> check_length("as submitted", "label")
-    'as submitted'
-    """
+    """Return a user-supplied name if it is printable and short enough to be displayed."""
     if len(name) > LONGEST_NAME or not name.isprintable():
         raise NameRefusedError(
             f"The {what} of {len(name)} characters is longer than {LONGEST_NAME} or holds some that cannot be printed; "
@@ -267,13 +211,7 @@ _UID = re.compile(r"[0-9a-f]{16}")
 
 
 def check_license(text: str) -> str:
-    """Return the name or address of a licence, if it may be one.
-
-    Examples
-    --------
-    >>> check_license("CC-BY-4.0")
-    'CC-BY-4.0'
-    """
+    """Return the name or address of a licence, if it may be one."""
     if not text.strip() or len(text) > LONGEST_NAME or not text.isprintable():
         raise NameRefusedError(
             f"The licence {text[:50]!r} is empty, has more than {LONGEST_NAME} characters, or cannot be printed; give its name or address."
@@ -285,11 +223,6 @@ def check_given_name(name: str, what: str) -> str:
     """Return a name that a person gives to a dataset, result, annotation, geometry or snapshot, if it may be one.
 
     A name in the form of a uid is refused, because another object could be meant by it.
-
-    Examples
-    --------
-    >>> check_given_name("as submitted", "label")
-    'as submitted'
     """
     if not name or name != name.strip() or _UNFIT.search(name):
         raise NameRefusedError(
@@ -328,13 +261,7 @@ def column_name(name: str) -> str:
 
 
 def free_name(wanted: str, taken: Container[str], joint: str = "_") -> str:
-    """Return a name, with the first number from 2 on that makes it free where it is taken.
-
-    Examples
-    --------
-    >>> free_name("pbmc", {"pbmc", "pbmc-2"}, "-")
-    'pbmc-3'
-    """
+    """Return a name, with the first number from 2 on that makes it free where it is taken."""
     name, n = wanted, 2
     while name in taken:
         name, n = f"{wanted}{joint}{n}", n + 1

@@ -21,16 +21,7 @@ T = TypeVar("T")
 
 
 def entries_schema(record: type[BaseModel], kinds: Mapping[str, pa.DataType], needed: Collection[str]) -> pa.Schema:
-    """Return the Arrow schema of a table of records: text, but for the fields that `kinds` names; `needed` are never null.
-
-    Examples
-    --------
-    >>> class Named(BaseModel):
-    ...     name: str
-    ...     size: int = 0
-    >>> entries_schema(Named, {"size": pa.int64()}, {"name"}).field("name").nullable
-    False
-    """
+    """Return the Arrow schema of a table of records: text, but for the fields that `kinds` names; `needed` are never null."""
     return pa.schema(
         [pa.field(name, kinds.get(name, pa.string()), nullable=name not in needed) for name in record.model_fields]
     )
@@ -41,14 +32,6 @@ def record_from_row(record: type[Record], row: Mapping[str, Any], table: str, ke
 
     Raises `CorruptError`, which names `table`, the row's value in the column `key`, and the field, if a value is not
     what the record has there.
-
-    Examples
-    --------
-    >>> class Named(BaseModel):
-    ...     name: str
-    ...     size: int = 0
-    >>> record_from_row(Named, {"name": "a", "size": None}, "things", "name")
-    Named(name='a', size=0)
     """
     try:
         # Rows from before a column was added are null there, and get the default of the field.
@@ -63,11 +46,6 @@ def read_json(kind: type[T], text: str, table: str, row: object, field: str) -> 
     `kind` is a frozen pydantic model or dataclass, or a type such as ``dict[str, int]``. Empty text means an empty
     object. Raises `CorruptError`, which names `table`, `row` and `field`, if the text is no JSON or holds something
     else.
-
-    Examples
-    --------
-    >>> read_json(dict[str, int], '{"a": 1}', "things", "first", "sizes")
-    {'a': 1}
     """
     try:
         # A dict is the caller's own; objects are frozen and can be shared.
@@ -126,13 +104,7 @@ TableVersion = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def utc_now() -> str:
-    """Return the current time as ISO 8601 text in UTC, with microseconds.
-
-    Examples
-    --------
-    >>> utc_now().endswith("+00:00")
-    True
-    """
+    """Return the current time as ISO 8601 text in UTC, with microseconds."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
 
 
@@ -246,13 +218,7 @@ class SourceFacts(BaseModel):
 
 
 class DatasetFacts(BaseModel):
-    """What is known of a dataset's file; the column `facts` holds it as JSON.
-
-    Examples
-    --------
-    >>> DatasetFacts.model_validate_json('{"format": "h5ad"}').layers
-    {}
-    """
+    """What is known of a dataset's file; the column `facts` holds it as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -390,13 +356,7 @@ class DatasetRecord(BaseModel):
 
 
 def datasets_from_table(table: pa.Table) -> list[DatasetRecord]:
-    """Read rows of `datasets`, in their order.
-
-    Examples
-    --------
-    >>> datasets_from_table(DATASETS_SCHEMA.empty_table())
-    []
-    """
+    """Read rows of `datasets`, in their order."""
     return [record_from_row(DatasetRecord, row, "datasets", "zarr_group") for row in rows_of(table, "datasets")]
 
 
@@ -550,13 +510,6 @@ class PurgeMark(BaseModel):
 
     In the stage ``begun`` nothing is changed yet; in ``rewriting`` snapshots and tables are being rewritten; in
     ``deleting`` nothing refers to the dataset any more, and its arrays are being deleted.
-
-    Examples
-    --------
-    >>> PurgeMark.from_json(PurgeMark(uid="a").model_dump_json()).stage
-    'begun'
-    >>> PurgeMark.from_json("null") is None
-    True
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -612,13 +565,7 @@ JSON_COLUMNS = ("table_versions", "spaces")
 
 
 def versions_to_table(records: list[AtlasVersionRecord]) -> pa.Table:
-    """Write snapshots as rows of `atlas_versions`.
-
-    Examples
-    --------
-    >>> versions_to_table([AtlasVersionRecord(version=1)]).num_rows
-    1
-    """
+    """Write snapshots as rows of `atlas_versions`."""
     rows = []
     for record in records:
         row = record.model_dump()
@@ -627,13 +574,7 @@ def versions_to_table(records: list[AtlasVersionRecord]) -> pa.Table:
 
 
 def versions_from_table(table: pa.Table) -> list[AtlasVersionRecord]:
-    """Read rows of `atlas_versions`, sorted by number.
-
-    Examples
-    --------
-    >>> versions_from_table(versions_to_table([AtlasVersionRecord(version=2)]))[0].tag
-    'atlas-v2'
-    """
+    """Read rows of `atlas_versions`, sorted by number."""
     name = "atlas_versions"
     if missing := sorted({"version", *JSON_COLUMNS} - set(table.column_names)):
         raise CorruptError(f"Table {name!r} has no columns {missing}; restore the atlas from a copy.")

@@ -460,14 +460,10 @@ class Element:
             parts.append(f"chunks {_sizes(self.chunks)}" + (f" in shards {_sizes(self.shards)}" if self.shards else ""))
         parts.append(self.compression)
         if self.n_stored or self.n_bytes:
-            parts.append(size_text(self.n_stored) + self._ratio())
+            packed = self.compression and 0 < self.n_stored < self.n_bytes
+            parts.append(size_text(self.n_stored) + (f" of {size_text(self.n_bytes)}" if packed else ""))
         parts.append(f"UNREADABLE: {self.fault}" if self.fault else "")
         return ", ".join(part for part in parts if part)
-
-    def _ratio(self) -> str:
-        if not self.n_stored or self.n_bytes <= self.n_stored or not self.compression:
-            return ""
-        return f" of {size_text(self.n_bytes)}"
 
 
 @dataclass(frozen=True, slots=True)

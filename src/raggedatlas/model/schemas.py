@@ -127,8 +127,13 @@ class HoxBaseSchema(BaseModel):
         """Name the pointer fields: field -> (feature space, kind)."""
         fields = {}
         for name, info in cls.model_fields.items():
-            kind = _pointer_kind(info.annotation)
-            if kind is not None:
+            pointers = (
+                member.kind
+                for member in _members(info.annotation)
+                if isinstance(member, type)
+                and issubclass(member, SparseZarrPointer | DenseZarrPointer | GeometryPointer)
+            )
+            if (kind := next(pointers, None)) is not None:
                 extra = info.json_schema_extra
                 space = extra.get("feature_space") if isinstance(extra, dict) else None
                 fields[name] = ((space if isinstance(space, str) else None) or name, kind)
@@ -203,13 +208,6 @@ def _members(annotation: Any) -> list[Any]:  # noqa: ANN401  (an annotation is a
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [a for a in typing.get_args(annotation) if a is not type(None)]
     return [annotation]
-
-
-def _pointer_kind(annotation: Any) -> PointerKind | None:  # noqa: ANN401  (an annotation is any object)
-    for member in _members(annotation):
-        if isinstance(member, type) and issubclass(member, SparseZarrPointer | DenseZarrPointer | GeometryPointer):
-            return member.kind
-    return None
 
 
 def _plain_field(owner: str, name: str, info: FieldInfo) -> pa.Field:

@@ -43,13 +43,7 @@ class ShownList(Shown, list[T]):
 
 
 def as_table(text: str) -> str:
-    r"""Return lines of text as an HTML table: the first is its head, and a line ``name: value`` has two columns.
-
-    Examples
-    --------
-    >>> as_table("Snapshots 1 and 2:\n  cells added: 450")
-    '<table><thead><tr><th colspan="2" style="text-align:left">Snapshots 1 and 2</th></tr></thead><tbody><tr><td style="text-align:left">cells added</td><td style="text-align:left">450</td></tr></tbody></table>'
-    """
+    r"""Return lines of text as an HTML table: the first is its head, and a line ``name: value`` has two columns."""
     head, *lines = text.split("\n")
     left = 'style="text-align:left"'
     rows = []

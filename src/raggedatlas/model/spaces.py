@@ -178,43 +178,25 @@ POINTERS: dict[PointerKind, type[SparseZarrPointer] | type[DenseZarrPointer] | t
 
 
 def pointer_field(name: str, kind: PointerKind, space: str) -> pa.Field:
-    """Describe a pointer column: a nullable struct that carries its feature space as field metadata.
-
-    Examples
-    --------
-    >>> pointer_field("gene_expression", PointerKind.SPARSE, "gene_expression").type.num_fields
-    4
-    """
+    """Describe a pointer column: a nullable struct that carries its feature space as field metadata."""
     return pa.field(name, POINTERS[kind].arrow_type, metadata={SPACE_KEY: space.encode()})
 
 
 def pointer_columns(schema: pa.Schema) -> dict[str, tuple[str, PointerKind]]:
-    """Find the pointer columns of a cell table: column name -> (feature space, kind), in column order.
-
-    Examples
-    --------
-    >>> pointer_columns(pa.schema([pointer_field("gene_expression", PointerKind.SPARSE, "gene_expression")]))
-    {'gene_expression': ('gene_expression', <PointerKind.SPARSE: 'sparse'>)}
-    """
+    """Find the pointer columns of a cell table: column name -> (feature space, kind), in column order."""
     columns = {}
     for field in schema:
         space = (field.metadata or {}).get(SPACE_KEY)
         if space is not None:
             children = {field.type.field(i).name for i in range(field.type.num_fields)}
-            columns[field.name] = (space.decode(), _kind(children))
+            flat = PointerKind.SPARSE if "zarr_row" in children else PointerKind.DENSE
+            columns[field.name] = (space.decode(), PointerKind.GEOMETRY if "object_id" in children else flat)
     return columns
 
 
 def geometry_columns(schema: pa.Schema) -> list[str]:
     """Return the columns of a cell table that hold pointers to geometry."""
     return [name for name, (_, kind) in pointer_columns(schema).items() if kind is PointerKind.GEOMETRY]
-
-
-def _kind(children: set[str]) -> PointerKind:
-    """Return the kind of a pointer by the fields of its struct."""
-    if "object_id" in children:
-        return PointerKind.GEOMETRY
-    return PointerKind.SPARSE if "zarr_row" in children else PointerKind.DENSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,13 +352,7 @@ def register_space(space: FeatureSpace) -> FeatureSpace:
 
 
 def known_spaces() -> dict[str, FeatureSpace]:
-    """Return the spaces known to this process, by name: built in, registered, and those of installed extensions.
-
-    Examples
-    --------
-    >>> "gene_expression" in known_spaces()
-    True
-    """
+    """Return the spaces known to this process, by name: built in, registered, and those of installed extensions."""
     for name, where in (item for wing in installed_wings() for item in wing.spaces.items()):
         if name not in _KNOWN:
             register_space(resolve_name(where))

@@ -87,13 +87,7 @@ def id_prefix(text: str) -> str:
 
 
 def fold(text: str) -> str:
-    """Return a name as names are compared: in lower case, with single spaces.
-
-    Examples
-    --------
-    >>> fold(" CD8-positive  T Cell")
-    'cd8-positive t cell'
-    """
+    """Return a name as names are compared: in lower case, with single spaces."""
     folded: str = _folded(pa.array([text], pa.string()))[0].as_py()
     return folded
 

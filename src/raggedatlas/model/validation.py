@@ -196,8 +196,9 @@ class Checker(Generic[P]):
 
     def report_error(self, place: P, error: BaseException, rule: str) -> None:
         """Report an exception of a reader or library."""
-        text = self.reason(error) if isinstance(error, AtlasError) else _foreign_reason(error)
-        self.report(rule, place, text)
+        first_line = next(iter(str(error).splitlines()), "")
+        foreign = f"it cannot be read ({type(error).__name__}: {first_line})."
+        self.report(rule, place, self.reason(error) if isinstance(error, AtlasError) else foreign)
 
     def reason(self, error: AtlasError) -> str:
         """Return the message of an error without what a problem says elsewhere: the file and the fix."""
@@ -208,11 +209,6 @@ class Checker(Generic[P]):
         order = {rule: i for i, rule in enumerate(self.rules)}
         # Several checks may report one problem; the stable sort keeps the order within a rule.
         return Problems(sorted(dict.fromkeys(self.problems), key=lambda problem: order[problem.rule]))
-
-
-def _foreign_reason(error: BaseException) -> str:
-    first_line = next(iter(str(error).splitlines()), "")
-    return f"it cannot be read ({type(error).__name__}: {first_line})."
 
 
 def rules_page(head: str, rules: Iterable[Rule], columns: Mapping[str, Callable[[Rule], str]]) -> str:

@@ -60,11 +60,12 @@ class Wing:
     name : str
         Its name.
     readers : mapping of str to str
-        Suffix of a file, or name of a format that `detectors` recognise -> what opens a path of it as a `Source`.
+        Suffix of a file, or name of a format that `detectors` recognise -> what opens a `pathlib.Path` of it as a `Source`. Of another package it
+        is given local paths alone: what is in an object store or on a web server is copied first.
     detectors : mapping of str to str
         Name of a format of folders -> function of a path that recognises one.
     writers : mapping of str to str
-        Suffix -> what creates a `Sink` for a path.
+        Suffix -> what creates a `Sink` for a local `pathlib.Path`; what it writes is uploaded if the target is elsewhere.
     spaces : mapping of str to str
         Name -> `FeatureSpace`.
     assets : mapping of str to str
@@ -98,13 +99,7 @@ class Wing:
 
 @cache
 def built_in_wings() -> tuple[Wing, ...]:
-    """Return the wings of this package that are installed; importing a door imports nothing else of its wing.
-
-    Examples
-    --------
-    >>> [wing.name for wing in built_in_wings()]
-    ['vectors', 'results', 'cxg', 'viewer', 'trainers']
-    """
+    """Return the wings of this package that are installed; importing a door imports nothing else of its wing."""
     modules = [f"{GROUP}.{name}" for name in BUILT_IN if find_spec(GROUP) and find_spec(f"{GROUP}.{name}")]
     return tuple(import_module(module).WING for module in modules)
 
@@ -136,13 +131,7 @@ def every_wing() -> Iterator[Wing]:
 
 @cache
 def asset_tables() -> tuple[str, ...]:
-    """Return the names of the tables with records of what wings attach to cells, which have data of datasets.
-
-    Examples
-    --------
-    >>> asset_tables()[:2]
-    ('_geometry', '_results')
-    """
+    """Return the names of the tables with records of what wings attach to cells, which have data of datasets."""
     return tuple(f"_{name}" for wing in every_wing() for name in wing.assets)
 
 

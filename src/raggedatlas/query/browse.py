@@ -48,8 +48,20 @@ class ReadOnlyAtlas(Shown):
 
     def __repr__(self) -> str:
         """Say where it is and what is in it."""
-        # During a purge the newest table versions are not the current content, so reads go by `_catalog`.
-        return describe(self._catalog, self._title)
+        catalog, listed = self._catalog, self.list_datasets()
+        counts = [f"{len(listed):,} datasets", f"{int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"]
+        if catalog.snapshot is None:
+            counts.append(f"{len(list_versions(catalog)):,} snapshots")
+        lines = [f"{self._title} at {catalog.location.uri}: {', '.join(counts)}"]
+        shown = listed.head(10)
+        lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
+        if len(listed) > len(shown):
+            lines.append(f"  ... and {len(listed) - len(shown):,} more")
+        for kind in asset_kinds():
+            for _, row in kind.frame(catalog).reset_index().iterrows():
+                text = f"  {kind.noun} {row['name']}: {row['n_cells']:,} cells, {kind.describe(row.to_dict())}"
+                lines.append(text.removesuffix(", "))
+        return "\n".join(lines)
 
     @property
     def _catalog(self) -> Catalog:
@@ -99,7 +111,10 @@ class ReadOnlyAtlas(Shown):
             One row per dataset, in the order of adding, indexed by uid: name, n_cells, spaces, layers, n_features, source, linked (address of the
             file that has its values, empty where the atlas has them), created_at.
         """
-        return list_datasets(self._catalog)
+        import pandas as pd
+
+        columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "linked", "created_at"]
+        return pd.DataFrame(dataset_rows(self._catalog), columns=columns).set_index("uid")
 
     def dataset(self, uid_or_name: str) -> "Dataset":
         """Return one dataset, to be read back as it was.
@@ -528,29 +543,3 @@ class AtlasView(ReadOnlyAtlas):
     @property
     def _title(self) -> str:
         return f"AtlasView of snapshot {self.version}" + (f" ({self.record.label})" if self.record.label else "")
-
-
-def list_datasets(catalog: Catalog) -> "pd.DataFrame":
-    """List the datasets of an atlas; see `ReadOnlyAtlas.list_datasets`."""
-    import pandas as pd
-
-    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "linked", "created_at"]
-    return pd.DataFrame(dataset_rows(catalog), columns=columns).set_index("uid")
-
-
-def describe(catalog: Catalog, what: str) -> str:
-    """Summarize the address and content of an atlas as lines of text."""
-    listed = list_datasets(catalog)
-    counts = [f"{len(listed):,} datasets", f"{int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"]
-    if catalog.snapshot is None:
-        counts.append(f"{len(list_versions(catalog)):,} snapshots")
-    lines = [f"{what} at {catalog.location.uri}: {', '.join(counts)}"]
-    shown = listed.head(10)
-    lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
-    if len(listed) > len(shown):
-        lines.append(f"  ... and {len(listed) - len(shown):,} more")
-    for kind in asset_kinds():
-        for _, row in kind.frame(catalog).reset_index().iterrows():
-            text = f"  {kind.noun} {row['name']}: {row['n_cells']:,} cells, {kind.describe(row.to_dict())}"
-            lines.append(text.removesuffix(", "))
-    return "\n".join(lines)

@@ -1,8 +1,9 @@
 """The cells of a query: which a filter, a sample, an order and a limit choose, and what is read of them."""
 
 import hashlib
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -39,6 +40,7 @@ _LISTED_ROWS = 2**14
 """Up to this many rows are asked for by a list of row ids; for more, reading all of a column is faster."""
 
 _UID_CHARS = 16
+_UID = re.compile(b"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ def find_cells(catalog: Catalog, conditions: Sequence[str | Mapping[str, Any] | 
     """Return the uids of the cells that satisfy all conditions, which `Query.where` describes, and these as text."""
     spec = QuerySpec(filters=tuple(as_filter(condition) for condition in conditions))
     cells = read_cells(catalog, spec, cell_columns(catalog), (), ())
-    return cells.table.column("uid").combine_chunks(), spec.describe().removeprefix("where ")
+    return cells.table.column("uid").combine_chunks(), " AND ".join(map(repr, spec.filters))
 
 
 def column_vectors(cells: Cells, column: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -400,27 +402,14 @@ def hash_uids(uids: NDArray[np.bytes_], seed: int) -> NDArray[np.uint64]:
 
 def _uid_numbers(uids: NDArray[np.bytes_]) -> NDArray[np.uint64]:
     """Return the number that a uid of 16 hex digits is, and a hash of any other."""
-    chars = np.ascontiguousarray(uids).view(np.uint8).reshape(len(uids), uids.dtype.itemsize)
-    if chars.shape[1] < _UID_CHARS:
-        raw, regular = np.zeros(len(uids), np.uint64), np.zeros(len(uids), bool)
-    else:
-        # Eight digits at once: each is one byte of a word, the first digit the highest.
-        words = np.ascontiguousarray(chars[:, :_UID_CHARS]).view(">u8").astype(np.uint64)
-        digits = (words & _each(0x0F)) + (words >> np.uint64(6) & _each(1)) * np.uint64(9)
-        letters = digits + _each(6) >> np.uint64(4) & _each(1)
-        written = digits + _each(ord("0")) + letters * np.uint64(ord("a") - ord("9") - 1)
-        regular = ((words == written) & (digits & _each(0xF0) == 0)).all(axis=1) & ~chars[:, _UID_CHARS:].any(axis=1)
-        for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
-            digits = (digits | digits >> np.uint64(shift)) & np.uint64(mask)
-        raw = digits[:, 0] << np.uint64(32) | digits[:, 1]
-    for at in np.flatnonzero(~regular).tolist():
-        raw[at] = int(hashlib.sha256(uids[at]).hexdigest()[:_UID_CHARS], 16)
-    return raw
-
-
-def _each(byte: int) -> np.uint64:
-    """Return a word of eight equal bytes."""
-    return np.uint64(byte * 0x0101010101010101)
+    text = np.ascontiguousarray(uids).tobytes()
+    with suppress(ValueError):
+        raw = bytes.fromhex(text.decode("ascii"))
+        # `fromhex` takes capitals and spaces too.
+        if uids.dtype.itemsize == _UID_CHARS and raw.hex().encode() == text:
+            return np.frombuffer(raw, ">u8").astype(np.uint64)
+    hexed = (uid if _UID.fullmatch(uid) else hashlib.sha256(uid).hexdigest()[:_UID_CHARS] for uid in uids.tolist())
+    return np.array([int(digits, 16) for digits in hexed], np.uint64)
 
 
 def group_codes(values: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:

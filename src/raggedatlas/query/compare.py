@@ -17,7 +17,7 @@ from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.compute import count_measured, kept_features, plan_layer, with_all_features
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.plan import plan_rows
-from raggedatlas.query.read import PartReader, ReadPlan
+from raggedatlas.query.read import PartReader
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.runtime import map_groups, prefetch
 
@@ -40,27 +40,13 @@ Blocks = Callable[[], Iterator[tuple[NDArray[np.int64], Block]]]
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """How two sets of cells are compared.
+    """How two sets of cells are compared; see `Query.compare`."""
 
-    Parameters
-    ----------
-    method : {"t-test", "wilcoxon"}
-        Welch's t-test, or the Wilcoxon rank-sum test by its normal approximation, where equal values share their mean rank.
-    normalize : bool or None
-        Whether values are divided by the sum of their cell, multiplied by 10,000, and replaced by ``log1p``. None does
-        it for whole numbers, and takes other values, which are usually logarithms already, as they are.
-    tie_correct : bool
-        Whether the variance of the rank sum is corrected for ties.
-
-    Raises
-    ------
-    QueryError
-        For another method.
-    """
-
-    method: str = "t-test"
+    method: str = "t-test"  # Welch's, or "wilcoxon", by its normal approximation
+    # Whether values are divided by the sum of their cell, multiplied by 10,000, and replaced by ``log1p``. None does
+    # it for whole numbers, and takes other values, which are usually logarithms already, as they are.
     normalize: bool | None = None
-    tie_correct: bool = False
+    tie_correct: bool = False  # whether the variance of the rank sum is corrected for ties
 
     def __post_init__(self) -> None:
         """Check the method."""
@@ -116,7 +102,15 @@ def compare(
     """Compare two sets of cells of a query, given by their uids; None means all others of the query. See `Query.compare`."""
     plan = plan_layer(replace(with_all_features(spec), obs=()), catalog, "compare")
     space = plan.single()
-    codes = _number_planned(spec, catalog, plan, group, reference)
+    uids = pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks()
+    if not plan.n_without:
+        codes = number_cells(uids, group, reference)
+    else:
+        # The plan has those cells of the query that have the space; the sets may name others.
+        _, obs = plan_rows(replace(spec, obs=()), catalog, cell_columns(catalog))
+        every = pc.cast(obs.column("uid"), pa.string()).combine_chunks()
+        there = pc.is_in(every, value_set=uids).to_numpy(zero_copy_only=False)
+        codes = number_cells(every, group, reference, there)[pc.index_in(uids, value_set=every).to_numpy()]
     rows = np.flatnonzero((codes >= 0) & space.present)
     # The first set first, so that nearly every block is of one set and none has to be divided.
     rows = rows[np.argsort(codes[rows], kind="stable")]
@@ -129,20 +123,6 @@ def compare(
     table = ranks.to_frame(make_var(space, catalog, spec.names).frame(), kept_features(spec, catalog, space))
     table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
     return table
-
-
-def _number_planned(
-    spec: QuerySpec, catalog: Catalog, plan: ReadPlan, group: pa.Array, reference: pa.Array | None
-) -> NDArray[np.int8]:
-    """Number the cells of a plan, which has those cells of the query that have the space."""
-    own = pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks()
-    if not plan.n_without:
-        return number_cells(own, group, reference)
-    _, obs = plan_rows(replace(spec, obs=()), catalog, cell_columns(catalog))
-    every = pc.cast(obs.column("uid"), pa.string()).combine_chunks()
-    there = pc.is_in(every, value_set=own).to_numpy(zero_copy_only=False)
-    at: NDArray[np.int32] = pc.index_in(own, value_set=every).to_numpy()
-    return number_cells(every, group, reference, there)[at]
 
 
 NO_REPLICATES = "cells are compared as if they were independent; for conclusions about donors or conditions, test samples with Query.test"
@@ -172,11 +152,6 @@ def number_cells(
     """Number the cells by their set: 0 for the group, 1 for the reference (None: all others), -1 for neither.
 
     `there`, (n_cells,), says which cells have values; None takes all.
-
-    Examples
-    --------
-    >>> number_cells(pa.array(["a", "b", "c", "d"]), pa.array(["a", "b"]), None).tolist()
-    [0, 0, 1, 1]
     """
     codes = np.full(len(uids), -1 if reference is not None else 1, np.int8)
     for code, wanted in enumerate((group, reference)):
@@ -210,21 +185,12 @@ def rank_features(
     `blocks` starts a pass over all cells; ranks of more than `ENTRIES` entries need several. `codes`, (n_cells,), is 0
     or 1 for the set of each cell, -1 for cells that take no part. `measured`, (2, n_features), is how many cells of
     each set measured each feature. At most `n_entries` values are not zero.
-
-    Examples
-    --------
-    >>> from raggedatlas.model.batch import DenseBlock
-    >>> cells = DenseBlock({"X": np.array([[1.0], [3.0], [0.0], [1.0]])})
-    >>> codes, measured = np.array([0, 0, 1, 1], np.int8), np.array([[2], [2]])
-    >>> ranks = rank_features(lambda: iter([(np.arange(4), cells)]), codes, measured, 4, CompareOptions("wilcoxon"))
-    >>> ranks.scores.round(4).tolist(), ranks.fractions.tolist()
-    ([1.1619], [[1.0], [0.5]])
     """
     n_features = measured.shape[1]
     in_ranks = options.method == "wilcoxon"
     n_passes = max(1, -(-n_entries // ENTRIES)) if in_ranks else 1
     edges = np.linspace(0, n_features, n_passes + 1).astype(np.int64)
-    passes = [_Pass(int(low), int(high), options, keeps=in_ranks) for low, high in pairwise(edges)]
+    passes = [_Pass(int(low), int(high), options) for low, high in pairwise(edges)]
     for one in passes:
         # The next block is read while this one is added.
         for rows, block in prefetch(blocks()):
@@ -252,13 +218,6 @@ def rank_moments(
 
     `measured`, (2, n_features), is how many cells of each set measured each feature. `tests`, (2, n_features), has
     scores and p-values; None takes those of Welch's t-test.
-
-    Examples
-    --------
-    >>> sums, squares = np.array([[4.0], [1.0]]), np.array([[10.0], [1.0]])
-    >>> ranks = rank_moments(Moments(sums, squares, np.array([[2.0], [1.0]])), np.array([[2], [2]]))
-    >>> ranks.scores.round(4).tolist(), ranks.pvals.round(4).tolist()
-    ([1.3416], [0.3499])
     """
     sums, squares = moments.sums, moments.squares
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -294,13 +253,6 @@ def logarithms(block: Block, *, normalize: bool | None) -> "tuple[csr_array, boo
 
     The values are log1p of counts per 10,000 in single precision, or as they are. The block must have all features of
     its cells; `normalize` is that of `CompareOptions`.
-
-    Examples
-    --------
-    >>> from raggedatlas.model.batch import DenseBlock
-    >>> matrix, normalized = logarithms(DenseBlock({"counts": np.array([[1, 0, 3]])}), normalize=None)
-    >>> matrix.toarray().astype(float).round(3).tolist(), normalized
-    ([[7.824, 0.0, 8.923]], True)
     """
     from scipy.sparse import csr_array
 
@@ -323,8 +275,8 @@ def logarithms(block: Block, *, normalize: bool | None) -> "tuple[csr_array, boo
 class _Pass:
     """Sums of the features ``[low, high)`` of both sets, and for ranks their values that are not zero."""
 
-    def __init__(self, low: int, high: int, options: CompareOptions, *, keeps: bool) -> None:
-        self.low, self.high, self.options, self.keeps = low, high, options, keeps
+    def __init__(self, low: int, high: int, options: CompareOptions) -> None:
+        self.low, self.high, self.options, self.keeps = low, high, options, options.method == "wilcoxon"
         self.sums, self.squares, self.nonzero = (np.zeros((2, high - low)) for _ in _MOMENTS)
         self.tests = np.zeros((2, 0))
         self.normalized = False

@@ -139,8 +139,7 @@ def _distinct(obs: pa.Table, by: Sequence[str], columns: Columns) -> Groups:
         codes, n_codes = codes * len(values) + own, n_codes * len(values)
         if n_codes > BLOCK_CELLS:  # it would take more than it spares
             return kept, np.ones(len(obs), np.int64)
-    sizes, first = np.bincount(codes, minlength=n_codes), np.zeros(n_codes, np.int64)
-    first[codes[::-1]] = np.arange(len(obs))[::-1]
+    sizes, first = np.bincount(codes, minlength=n_codes), first_cells(codes, n_codes)
     there = np.flatnonzero(sizes)
     there = there[np.argsort(first[there])]
     return kept.take(pa.array(first[there])), sizes[there]
@@ -246,10 +245,7 @@ def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str)
     frame = frame_of(plan.obs, by, cell_columns(catalog))
     codes = frame.groupby(list(by), dropna=False, observed=True, sort=True).ngroup().to_numpy().astype(np.int64)
     n_groups = int(codes.max(initial=-1)) + 1
-    first = np.full(n_groups, -1, np.int64)
-    # Of repeated indices the last value stays; assigned in reverse, that is the first cell of the group.
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    obs = frame.iloc[first].reset_index(drop=True)
+    obs = frame.iloc[first_cells(codes, n_groups)].reset_index(drop=True)
     text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
     obs[SIZE] = np.bincount(codes, minlength=n_groups)
     obs.index = pd.Index(["_".join(parts) for parts in zip(*text, strict=True)], dtype=object)
@@ -258,6 +254,14 @@ def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str)
     del frame
     release_unused_memory()
     return GroupedCells(plan, space, codes, obs)
+
+
+def first_cells(codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
+    """Return the first cell of each group, (n_groups,), -1 for a group without cells; `codes` are the groups of the cells."""
+    first = np.full(n_groups, -1, np.int64)
+    # Of repeated indices the last value stays; assigned in reverse, that is the first cell of the group.
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    return first
 
 
 def aggregate(
@@ -273,9 +277,11 @@ def aggregate(
     space, n_groups, obs = grouped.space, grouped.n_groups, grouped.obs
     sums, nonzero = np.zeros((n_groups, space.n_cols)), np.zeros((n_groups, space.n_cols), np.int64)
     # With all groups in its block, a partial result is as large as `sums` and `nonzero`.
-    for one in grouped.partials(add_block, executor, catalog.location, sums.nbytes + nonzero.nbytes):
-        sums[one.groups] += one.sums
-        nonzero[one.groups] += one.nonzero
+    for groups, summed, counted in grouped.partials(
+        add_block, executor, catalog.location, sums.nbytes + nonzero.nbytes
+    ):
+        sums[groups] += summed
+        nonzero[groups] += counted
     measured = count_measured(space, grouped.codes, n_groups)
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
     var = make_var(space, catalog, spec.names)
@@ -287,21 +293,14 @@ def aggregate(
     return made
 
 
-@dataclass(frozen=True)
-class BlockSums:
-    """Sums of one block of cells, for the groups in it; zero where a group has no value."""
-
-    groups: NDArray[np.int64]
-    sums: NDArray[np.float64]
-    nonzero: NDArray[np.int64]
-
-
 def _add_planned(add: Callable[[Block, NDArray[np.int64], int], T], space: SpacePlan, codes: NDArray[np.int64]) -> T:
     return add(read_block(space), codes, space.n_cols)
 
 
-def add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> BlockSums:
-    """Add up the cells of each group of a block, in dense memory."""
+def add_block(
+    block: Block, codes: NDArray[np.int64], n_cols: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Return the groups in a block, and their sums and numbers of values other than zero, (n_groups, n_cols) each."""
     groups, codes = np.unique(codes, return_inverse=True)
     shape = (len(groups), n_cols)
     (values,) = block.layers.values()
@@ -312,14 +311,14 @@ def add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> BlockSums:
         weights = values[kept].astype(np.float64)
         sums = np.bincount(at[kept], weights, len(groups) * n_cols).astype(np.float64, copy=False)
         nonzero = np.bincount(at[kept], minlength=len(groups) * n_cols)
-        return BlockSums(groups, sums.reshape(shape), nonzero.reshape(shape))
+        return groups, sums.reshape(shape), nonzero.reshape(shape)
     summed, counted = np.zeros(shape), np.zeros(shape, np.int64)
     clean = values.astype(np.float64)
     clean[np.isnan(clean)] = 0
     # Not `+=`, which would add only one of the cells of a group.
     np.add.at(summed, codes, clean)
     np.add.at(counted, codes, clean != 0)
-    return BlockSums(groups, summed, counted)
+    return groups, summed, counted
 
 
 def count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
@@ -439,7 +438,16 @@ def _fitted(given: Any, batch: Batch, schema: pa.Schema, cells: str) -> pa.Table
     columns, n = [], batch.obs.num_rows
     for wanted in schema:
         try:
-            column = _as_type(given[wanted.name], wanted.type)
+            values, arrow = given[wanted.name], wanted.type
+            if not isinstance(values, pa.Array | pa.ChunkedArray):
+                array = np.asarray(values) if getattr(values, "ndim", 1) == 2 else None
+                if array is not None and pa.types.is_fixed_size_list(arrow) and array.shape[1] == arrow.list_size:
+                    flat = pa.array(np.ascontiguousarray(array).ravel(), arrow.value_type)
+                    values = pa.FixedSizeListArray.from_arrays(flat, arrow.list_size)
+                else:
+                    # With the type given, Arrow would cut off fractions.
+                    values = pa.array(values)
+            column = pa.chunked_array([values] if isinstance(values, pa.Array) else values).cast(arrow)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SourceError(
                 f"The function of map() gave values of {wanted.name!r} for {cells} that are not {wanted.type}: {error}."
@@ -455,14 +463,3 @@ def _fitted(given: Any, batch: Batch, schema: pa.Schema, cells: str) -> pa.Table
         columns.append(column)
     uids = batch.obs.column("uid").cast(pa.string())
     return pa.Table.from_arrays([uids, *columns], schema=pa.schema([UID, *schema], metadata=schema.metadata))
-
-
-def _as_type(values: Any, arrow: pa.DataType) -> pa.ChunkedArray:  # noqa: ANN401
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return pa.chunked_array([values] if isinstance(values, pa.Array) else values).cast(arrow)
-    array = np.asarray(values) if getattr(values, "ndim", 1) == 2 else None
-    if array is not None and pa.types.is_fixed_size_list(arrow) and array.shape[1] == arrow.list_size:
-        flat = pa.array(np.ascontiguousarray(array).ravel(), arrow.value_type)
-        return pa.chunked_array([pa.FixedSizeListArray.from_arrays(flat, arrow.list_size)]).cast(arrow)
-    # With the type given, Arrow would cut off fractions.
-    return pa.chunked_array([pa.array(values)]).cast(arrow)

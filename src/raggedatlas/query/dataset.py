@@ -1,6 +1,6 @@
 """One dataset of an atlas, read back as it was added: as a source, and as AnnData or MuData."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from raggedatlas.model.assets import DeletionRecord
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import ColumnTable, arrow_table, arrow_to_frame
 from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
-from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
+from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetFacts, DatasetRecord, MatrixFacts
 from raggedatlas.model.shown import Shown
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.query.cells import pointer_column
@@ -39,179 +39,6 @@ if TYPE_CHECKING:
 PRESENT = "present/"
 
 
-class StoredDataset:
-    """The content a dataset was added with, read on access.
-
-    `catalog` is at the tip or pinned; `records` are the groups of the dataset, of which the first holds the other
-    elements.
-    """
-
-    def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
-        self._catalog, self._records = catalog, records
-        self._facts = [record.file_facts for record in records]
-        self._readers = [_Readers(record.zarr_group, array_readers(catalog, record)) for record in records]
-
-    @property
-    def record(self) -> DatasetRecord:
-        """The first record."""
-        return self._records[0]
-
-    @cached_property
-    def elements(self) -> dict[str, Callable[[], Any]]:
-        """Elements stored in one file: key -> function that reads it."""
-        reader = self._readers[0].arrays.get(ELEMENTS)
-        return {} if reader is None else unpack(read_all(reader).tobytes())
-
-    @property
-    def arrays(self) -> Mapping[str, ExtraFacts]:
-        """Elements stored as arrays: key -> facts."""
-        return self._facts[0].extras
-
-    def source(self) -> CompositeSource:
-        """Return a source equal to the file that was added."""
-        record = self._records[0]
-        return CompositeSource(self._parts(), name=record.name, uri=record.source, format=self._facts[0].format)
-
-    def linkable(self) -> "LinkableDataset":
-        """Return a source of the arrays as they are stored in a published atlas; refused if cells of it were deleted."""
-        where = f"{self._records[0].name!r} of {self._catalog.location.uri}"
-        if self._catalog.location.server is None:
-            raise SourceError(
-                f"{where} is in an atlas that is not published; only files and published datasets are linked. Add a copy of it instead."
-            )
-        address = self._catalog.location.uri
-        if address.startswith(("hf:", "doi:")):
-            raise SourceError(
-                f"{address} is no address that a record can name; link {where} at its folder on a web server, or add a copy of it."
-            )
-        if self.rows is not None:
-            raise SourceError(
-                f"Cells of {where} were deleted, whose values a link would bring back; add a copy of it instead."
-            )
-        return LinkableDataset(self, self._parts(stored=True))
-
-    def _parts(self, *, stored: bool = False) -> SourceParts:
-        """Return the contents: as they were in the file, or sparse matrices with their columns in the order in which they are stored."""
-        record, facts = self._records[0], self._facts[0]
-        matrices, tables = [], {}
-        for i, group in enumerate(self._records):
-            shape = (group.n_cells, group.n_features)
-            # Layers of a group share their entries, and through this the columns that were read last.
-            sparse = "csr/indices" in self._readers[i].arrays
-            shared = _Entries(self._readers[i], "csr", shape, of_file=not stored) if sparse else None
-            for layer in group.layers:
-                fact = self._facts[i].layers.get(layer)
-                if fact is None:
-                    raise CorruptError(
-                        f"The facts of {group.zarr_group} in table 'datasets' have no layer {layer!r}, only {list(self._facts[i].layers)}; "
-                        "run validate()."
-                    )
-                if fact.key == NO_MATRIX:
-                    continue
-                values = self._readers[i].get(f"csr/layers/{layer}" if shared else f"layers/{layer}")
-                form = fact.model_copy(update={"form": "csr"}) if stored and shared else fact
-                rows = _GroupRows(shared, values, form, shape if shared else values.spec.shape)
-                part = MatrixPart.of(fact.key, rows, fact.features if group.layout_uid else "", group.feature_space)
-                matrices.append(part)
-                if part.info.features:
-                    read = partial(self._stored_features, i) if stored else partial(self._table, _frame_of(group))
-                    tables[part.info.features] = read
-        others, readers, left_out = [], self._readers[0], dict[str, str]()
-        reordered = stored and any(COLUMNS in group.arrays for group in self._readers)
-        for key, extra in self.arrays.items():
-            if reordered and _is_of_features(key):
-                left_out[key] = "by feature, and the columns are linked in another order"
-                continue
-            data, entries = readers.get(f"{extra.path}/data"), None
-            if extra.form != "dense":
-                if len(extra.shape) != 2:
-                    raise CorruptError(
-                        f"{data.name} is recorded as a sparse matrix of shape {extra.shape}; run validate()."
-                    )
-                entries = _Entries(readers, extra.path, (extra.shape[0], extra.shape[1]))
-            elif extra.shape != data.spec.shape:
-                raise CorruptError(
-                    f"{data.name} has shape {data.spec.shape}, {extra.shape} is recorded; run validate()."
-                )
-            others.append(MatrixPart.of(key, _GroupRows(entries, data, extra, extra.shape)))
-        elements = {key: read for key, read in self.elements.items() if not key.startswith(PRESENT)}
-        for key in [key for key in elements if reordered and _is_of_features(key)]:
-            left_out[key] = "by feature, and the columns are linked in another order"
-            del elements[key]
-        present = {key.removeprefix(PRESENT): read() for key, read in self.elements.items() if key.startswith(PRESENT)}
-        n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
-        for part in matrices:
-            # The key of a modality's `obs`; rows that are all cells in order need no list.
-            cells = present.get("/".join([*part.info.key.split("/")[:2], "obs"]))
-            if cells is not None and not np.array_equal(cells, np.arange(n_cells)):
-                present[part.info.key] = cells
-
-        def cells_table() -> ColumnTable:
-            frame = open_frame(self._catalog, record, "obs")
-            return arrow_table(frame.schema, n_cells, frame.chunks)
-
-        parts = SourceParts(
-            n_cells,
-            partial(self._table, "obs"),
-            tuple(matrices),
-            tables,
-            left_out,
-            present=present,
-            others=tuple(others),
-            elements=elements,
-            tables={"obs": cells_table},
-        )
-        if self.rows is not None:
-            parts, key = select_cells(parts, self.rows), "uns/deleted_cells"
-            # The file may come from an atlas that had cells of it deleted.
-            while key in parts.elements:
-                key += "_"
-            parts = replace(parts, elements={**parts.elements, key: self.deleted})
-        return parts
-
-    def _stored_features(self, number: int) -> "pd.DataFrame":
-        """Return the features of a group in the order of its stored columns."""
-        frame, columns = self._table(_frame_of(self._records[number])), self._readers[number].arrays.get(COLUMNS)
-        return frame if columns is None else frame.iloc[np.argsort(read_all(columns), kind="stable")]
-
-    def arrays_of(self, key: str) -> dict[str, ArrayReader]:
-        """Return the arrays of a matrix: ``"data"``, and of a sparse one ``"indices"`` and ``"indptr"``; empty for others than layers."""
-        for i, group in enumerate(self._records):
-            for layer in group.layers:
-                if self._facts[i].layers[layer].key == key and key != NO_MATRIX:
-                    readers = self._readers[i]
-                    if "csr/indices" not in readers.arrays:
-                        return {"data": readers.get(f"layers/{layer}")}
-                    names = {"data": f"csr/layers/{layer}", "indices": "csr/indices", "indptr": "csr/indptr"}
-                    return {name: readers.get(path) for name, path in names.items()}
-        return {}
-
-    def published(self) -> tuple[str, Any]:
-        """Return the address of the published atlas, and its files."""
-        server = self._catalog.location.server
-        return self._catalog.location.uri, None if server is None else server.files
-
-    @cached_property
-    def rows(self) -> NDArray[np.int64] | None:
-        """Rows of the file whose cells were not deleted, ascending; None if all are there."""
-        return rows_left(self._catalog, self._records[0])
-
-    def deleted(self) -> dict[str, Any]:
-        """Return which cells were deleted, and why: their names; and of each deletion its condition, number of cells and time."""
-        uid = self._records[0].uid
-        deletions = [record for record in self._catalog.deletions() if uid in record.datasets]
-        names = np.delete(np.asarray(self._table("obs").index, dtype=object), () if self.rows is None else self.rows)
-        return {
-            "cell_name": names,
-            "where": np.array([record.where for record in deletions], dtype=object),
-            "n_cells": np.array([record.datasets[uid].n_cells for record in deletions], dtype=np.int64),
-            "deleted_at": np.array([record.created_at for record in deletions], dtype=object),
-        }
-
-    def _table(self, name: str) -> "pd.DataFrame":
-        return arrow_to_frame(read_frame(self._catalog, self._records[0], name))
-
-
 class LinkableDataset(CompositeSource):
     """A dataset of a published atlas, as its arrays are stored there.
 
@@ -219,45 +46,44 @@ class LinkableDataset(CompositeSource):
     published atlas, `packed` its files.
     """
 
-    def __init__(self, stored: StoredDataset, parts: SourceParts) -> None:
-        record = stored.record
+    def __init__(self, dataset: "Dataset", parts: SourceParts) -> None:
+        record, location = dataset.records[0], dataset.catalog.location
         super().__init__(parts, name=record.name, uri=record.source, format="published atlas")
-        self._stored = stored
-        address, self.packed = stored.published()
-        self.place = as_path(address)
+        self._dataset, self.place = dataset, as_path(location.uri)
+        self.packed: Any = None if location.server is None else location.server.files
 
     def arrays(self, key: str) -> dict[str, ArrayReader]:
         """Return the stored arrays of a matrix; empty where it is copied."""
-        return self._stored.arrays_of(key)
+        return self._dataset._arrays_of(key)
 
     def indptr(self, key: str) -> NDArray[np.int64]:
         """Return the bounds of the rows of a matrix."""
-        arrays = self._stored.arrays_of(key)
+        arrays = self._dataset._arrays_of(key)
         return read_bounds(arrays["indptr"], self.describe().n_cells, arrays["indices"].spec.n_rows)
 
 
-class _Readers:
-    """The arrays of one group."""
-
-    def __init__(self, group: str, arrays: Mapping[str, ArrayReader]) -> None:
-        self.group, self.arrays = group, arrays
-
-    def get(self, path: str) -> ArrayReader:
-        """Return the reader of one array; `CorruptError` if the record has none."""
-        if path not in self.arrays:
-            raise CorruptError(
-                f"The group {self.group} has no array {path!r}, only {sorted(self.arrays)}; run validate()."
-            )
-        return self.arrays[path]
+def _array(readers: Mapping[str, ArrayReader], path: str, group: str) -> ArrayReader:
+    """Return the reader of one array of a group; `CorruptError` if the record has none."""
+    if path not in readers:
+        raise CorruptError(f"The group {group} has no array {path!r}, only {sorted(readers)}; run validate().")
+    return readers[path]
 
 
 class _Entries:
     """The entries of a sparse group, which its layers share; the last rows are kept for the next layer."""
 
-    def __init__(self, readers: _Readers, folder: str, shape: tuple[int, int], *, of_file: bool = True) -> None:
-        self._indices, self._indptr = readers.get(f"{folder}/indices"), readers.get(f"{folder}/indptr")
+    def __init__(
+        self,
+        arrays: Mapping[str, ArrayReader],
+        folder: str,
+        shape: tuple[int, int],
+        group: str,
+        *,
+        of_file: bool = True,
+    ) -> None:
+        self._indices, self._indptr = (_array(arrays, f"{folder}/{name}", group) for name in ("indices", "indptr"))
         # Only columns of the group itself are reordered; further matrices are stored as the file has them.
-        self._columns = readers.arrays.get(COLUMNS) if folder == "csr" and of_file else None
+        self._columns = arrays.get(COLUMNS) if folder == "csr" and of_file else None
         self._last: tuple[tuple[int, int], tuple[NDArray[Any], NDArray[Any] | None]] | None = None
         self.shape, self.n_entries = shape, self._indices.spec.n_rows
 
@@ -409,8 +235,8 @@ class Dataset(Shown):
     @cached_property
     def obs(self) -> "pd.DataFrame":
         """The file's own obs, with its index, columns, dtypes and categories; without deleted cells."""
-        frame, rows = arrow_to_frame(read_frame(self.catalog, self.records[0], "obs")), self._returning.rows
-        return frame if rows is None else frame.iloc[rows]
+        frame = self._table("obs")
+        return frame if self._rows is None else frame.iloc[self._rows]
 
     def var(self, space: str | None = None) -> "pd.DataFrame":
         """Return the `var` of the source file for a feature space, with its index, columns, dtypes and categories; unnamed columns are numbered."""
@@ -419,7 +245,7 @@ class Dataset(Shown):
             import pandas as pd
 
             return pd.DataFrame(index=pd.RangeIndex(record.n_features).astype(str))
-        return arrow_to_frame(read_frame(self.catalog, self.records[0], _frame_of(record)))
+        return self._table(_frame_of(record))
 
     @cached_property
     def elements(self) -> tuple[str, ...]:
@@ -442,9 +268,10 @@ class Dataset(Shown):
         """Return the dataset as a source equal to the added file, less deleted cells, for `copy` or for `add` of another atlas."""
         # Called for its error: a dataset with shapes alone has no values to return.
         self._main(None)
-        return self._returning.source()
+        record = self.records[0]
+        return CompositeSource(self._parts(), name=record.name, uri=record.source, format=self._facts[0].format)
 
-    def linkable(self) -> "LinkableDataset":
+    def linkable(self) -> LinkableDataset:
         """Return a source with which `add` links the dataset of a published atlas, whose values then stay there.
 
         Raises
@@ -453,7 +280,21 @@ class Dataset(Shown):
             If the atlas is not a published one, or cells of the dataset were deleted.
         """
         self._main(None)
-        return self._returning.linkable()
+        where = f"{self.name!r} of {self.catalog.location.uri}"
+        if self.catalog.location.server is None:
+            raise SourceError(
+                f"{where} is in an atlas that is not published; only files and published datasets are linked. Add a copy of it instead."
+            )
+        address = self.catalog.location.uri
+        if address.startswith(("hf:", "doi:")):
+            raise SourceError(
+                f"{address} is no address that a record can name; link {where} at its folder on a web server, or add a copy of it."
+            )
+        if self._rows is not None:
+            raise SourceError(
+                f"Cells of {where} were deleted, whose values a link would bring back; add a copy of it instead."
+            )
+        return LinkableDataset(self, self._parts(stored=True))
 
     def to_anndata(self, space: str | None = None) -> "AnnData":
         """Read the dataset as it was added: original names, frames, matrix formats, dtypes and all other elements.
@@ -484,7 +325,7 @@ class Dataset(Shown):
         units = split_modalities(source).modalities
         if keys == [NO_MATRIX] and len(units) == 1:
             return read_source(source, units[0].name)
-        deleted = {} if self._returning.rows is None else {"deleted_cells": self._returning.deleted()}
+        deleted = {} if self._rows is None else {"deleted_cells": self._deleted()}
         for unit in units:
             if any(info.key in keys for matrix in unit.matrices for info in matrix.infos) and not _is_side(keys[0]):
                 found = read_source(source, unit.name)
@@ -550,8 +391,136 @@ class Dataset(Shown):
         return copy(source, open_sink(path, storage_options=storage_options, **options))
 
     @cached_property
-    def _returning(self) -> "StoredDataset":
-        return StoredDataset(self.catalog, self.records)
+    def _facts(self) -> list[DatasetFacts]:
+        return [record.file_facts for record in self.records]
+
+    @cached_property
+    def _readers(self) -> list[dict[str, ArrayReader]]:
+        return [array_readers(self.catalog, record) for record in self.records]
+
+    @cached_property
+    def _stored_elements(self) -> dict[str, Callable[[], Any]]:
+        """Elements stored in one file: key -> function that reads it."""
+        reader = self._readers[0].get(ELEMENTS)
+        return {} if reader is None else unpack(read_all(reader).tobytes())
+
+    def _parts(self, *, stored: bool = False) -> SourceParts:
+        """Return the contents: as they were in the file, or sparse matrices with their columns in the order in which they are stored."""
+        record, facts = self.records[0], self._facts[0]
+        matrices, tables = [], {}
+        for i, group in enumerate(self.records):
+            shape = (group.n_cells, group.n_features)
+            # Layers of a group share their entries, and through this the columns that were read last.
+            arrays = self._readers[i]
+            sparse = "csr/indices" in arrays
+            shared = _Entries(arrays, "csr", shape, group.zarr_group, of_file=not stored) if sparse else None
+            for layer in group.layers:
+                fact = self._facts[i].layers.get(layer)
+                if fact is None:
+                    raise CorruptError(
+                        f"The facts of {group.zarr_group} in table 'datasets' have no layer {layer!r}, only {list(self._facts[i].layers)}; "
+                        "run validate()."
+                    )
+                if fact.key == NO_MATRIX:
+                    continue
+                values = _array(arrays, f"csr/layers/{layer}" if shared else f"layers/{layer}", group.zarr_group)
+                form = fact.model_copy(update={"form": "csr"}) if stored and shared else fact
+                rows = _GroupRows(shared, values, form, shape if shared else values.spec.shape)
+                part = MatrixPart.of(fact.key, rows, fact.features if group.layout_uid else "", group.feature_space)
+                matrices.append(part)
+                if part.info.features:
+                    read = partial(self._stored_features, i) if stored else partial(self._table, _frame_of(group))
+                    tables[part.info.features] = read
+        others, arrays, left_out = [], self._readers[0], dict[str, str]()
+        reordered = stored and any(COLUMNS in readers for readers in self._readers)
+        for key, extra in self._facts[0].extras.items():
+            if reordered and _is_of_features(key):
+                left_out[key] = "by feature, and the columns are linked in another order"
+                continue
+            data, entries = _array(arrays, f"{extra.path}/data", record.zarr_group), None
+            if extra.form != "dense":
+                if len(extra.shape) != 2:
+                    raise CorruptError(
+                        f"{data.name} is recorded as a sparse matrix of shape {extra.shape}; run validate()."
+                    )
+                entries = _Entries(arrays, extra.path, (extra.shape[0], extra.shape[1]), record.zarr_group)
+            elif extra.shape != data.spec.shape:
+                raise CorruptError(
+                    f"{data.name} has shape {data.spec.shape}, {extra.shape} is recorded; run validate()."
+                )
+            others.append(MatrixPart.of(key, _GroupRows(entries, data, extra, extra.shape)))
+        elements = {key: read for key, read in self._stored_elements.items() if not key.startswith(PRESENT)}
+        for key in [key for key in elements if reordered and _is_of_features(key)]:
+            left_out[key] = "by feature, and the columns are linked in another order"
+            del elements[key]
+        present = {
+            key.removeprefix(PRESENT): read() for key, read in self._stored_elements.items() if key.startswith(PRESENT)
+        }
+        n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
+        for part in matrices:
+            # The key of a modality's `obs`; rows that are all cells in order need no list.
+            cells = present.get("/".join([*part.info.key.split("/")[:2], "obs"]))
+            if cells is not None and not np.array_equal(cells, np.arange(n_cells)):
+                present[part.info.key] = cells
+
+        def cells_table() -> ColumnTable:
+            frame = open_frame(self.catalog, record, "obs")
+            return arrow_table(frame.schema, n_cells, frame.chunks)
+
+        parts = SourceParts(
+            n_cells,
+            partial(self._table, "obs"),
+            tuple(matrices),
+            tables,
+            left_out,
+            present=present,
+            others=tuple(others),
+            elements=elements,
+            tables={"obs": cells_table},
+        )
+        if self._rows is not None:
+            parts, key = select_cells(parts, self._rows), "uns/deleted_cells"
+            # The file may come from an atlas that had cells of it deleted.
+            while key in parts.elements:
+                key += "_"
+            parts = replace(parts, elements={**parts.elements, key: self._deleted})
+        return parts
+
+    def _stored_features(self, number: int) -> "pd.DataFrame":
+        """Return the features of a group in the order of its stored columns."""
+        frame, columns = self._table(_frame_of(self.records[number])), self._readers[number].get(COLUMNS)
+        return frame if columns is None else frame.iloc[np.argsort(read_all(columns), kind="stable")]
+
+    def _arrays_of(self, key: str) -> dict[str, ArrayReader]:
+        """Return the arrays of a matrix: ``"data"``, and of a sparse one ``"indices"`` and ``"indptr"``; empty for others than layers."""
+        for i, group in enumerate(self.records):
+            for layer in group.layers:
+                if self._facts[i].layers[layer].key == key and key != NO_MATRIX:
+                    arrays, names = self._readers[i], {"data": f"layers/{layer}"}
+                    if "csr/indices" in arrays:
+                        names = {"data": f"csr/layers/{layer}", "indices": "csr/indices", "indptr": "csr/indptr"}
+                    return {name: _array(arrays, path, group.zarr_group) for name, path in names.items()}
+        return {}
+
+    @cached_property
+    def _rows(self) -> NDArray[np.int64] | None:
+        """Rows of the file whose cells were not deleted, ascending; None if all are there."""
+        return rows_left(self.catalog, self.records[0])
+
+    def _deleted(self) -> dict[str, Any]:
+        """Return which cells were deleted, and why: their names; and of each deletion its condition, number of cells and time."""
+        uid = self.records[0].uid
+        deletions = [record for record in self.catalog.deletions() if uid in record.datasets]
+        names = np.delete(np.asarray(self._table("obs").index, dtype=object), () if self._rows is None else self._rows)
+        return {
+            "cell_name": names,
+            "where": np.array([record.where for record in deletions], dtype=object),
+            "n_cells": np.array([record.datasets[uid].n_cells for record in deletions], dtype=np.int64),
+            "deleted_at": np.array([record.created_at for record in deletions], dtype=object),
+        }
+
+    def _table(self, name: str) -> "pd.DataFrame":
+        return arrow_to_frame(read_frame(self.catalog, self.records[0], name))
 
     def _main(self, space: str | None) -> DatasetRecord:
         known = self.catalog.spaces()

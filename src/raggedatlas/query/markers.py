@@ -15,7 +15,7 @@ from raggedatlas.errors import ArgumentError, CorruptError, NotFoundError, Store
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
 from raggedatlas.query.compare import NO_REPLICATES, FeatureRanks, Moments, describe_values, logarithms, rank_moments
-from raggedatlas.query.compute import GroupedCells, count_measured, group_cells, kept_features, with_all_features
+from raggedatlas.query.compute import count_measured, group_cells, kept_features, with_all_features
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers
@@ -30,26 +30,11 @@ _FORM = 1
 
 @dataclass(frozen=True)
 class MarkerOptions:
-    """Which groups of cells are compared, and how.
+    """Which groups of cells are compared, and how."""
 
-    Parameters
-    ----------
-    by : str
-        Column whose values make the groups.
-    within : str or None
-        Column within whose values groups are compared with the rest; None compares them among all cells.
-    normalize : bool or None
-        As of `CompareOptions`.
-
-    Raises
-    ------
-    ArgumentError
-        If both columns are one.
-    """
-
-    by: str
-    within: str | None = None
-    normalize: bool | None = None
+    by: str  # column whose values make the groups
+    within: str | None = None  # column within whose values groups are compared with the rest; None takes all cells
+    normalize: bool | None = None  # as of `CompareOptions`
 
     def __post_init__(self) -> None:
         """Check that there are two columns, which the table has not."""
@@ -94,17 +79,10 @@ def kept_markers(
     return frame
 
 
-@dataclass(frozen=True)
-class _BlockMoments:
-    """Moments of one block of cells, for the groups in it."""
-
-    groups: NDArray[np.int64]
-    moments: Moments
-    normalized: bool
-
-
-def _add_moments(block: Block, codes: NDArray[np.int64], n_cols: int, *, normalize: bool | None) -> _BlockMoments:
-    """Add up the cells of each group of a block."""
+def _add_moments(
+    block: Block, codes: NDArray[np.int64], n_cols: int, *, normalize: bool | None
+) -> tuple[NDArray[np.int64], Moments, bool]:
+    """Return the groups in a block, their moments, and whether values were normalized."""
     matrix, normalized = logarithms(block, normalize=normalize)
     groups, codes = np.unique(codes, return_inverse=True)
     shape, kept = (len(groups), n_cols), matrix.data != 0
@@ -112,7 +90,7 @@ def _add_moments(block: Block, codes: NDArray[np.int64], n_cols: int, *, normali
     at = (np.repeat(codes, np.diff(matrix.indptr)) * n_cols + matrix.indices)[kept]
     values = matrix.data[kept].astype(np.float64)
     found = [np.bincount(at, weights, shape[0] * n_cols).reshape(shape) for weights in (values, values**2, None)]
-    return _BlockMoments(groups, Moments(*(each.astype(np.float64, copy=False) for each in found)), normalized)
+    return groups, Moments(*(each.astype(np.float64, copy=False) for each in found)), normalized
 
 
 def markers(
@@ -132,7 +110,15 @@ def markers(
     space, n_groups, obs = grouped.space, grouped.n_groups, grouped.obs
     # Rows on a disk are read group by group, so that a block has few groups; of an object store each chunk is fetched once.
     read = grouped.sorted() if catalog.location.is_local else grouped
-    moments, normalized = _sum_groups(read, catalog, options, executor)
+    sums, squares, nonzero = (np.zeros((n_groups, space.n_cols)) for _ in range(3))
+    add, normalized = partial(_add_moments, normalize=options.normalize), False
+    # With all groups in its block, a partial result is as large as the whole.
+    for groups, own, changed in read.partials(add, executor, catalog.location, 3 * sums.nbytes):
+        sums[groups] += own.sums
+        squares[groups] += own.squares
+        nonzero[groups] += own.nonzero
+        normalized |= changed
+    moments = Moments(sums, squares, nonzero)
     measured = count_measured(space, grouped.codes, n_groups)
     sides = np.zeros(n_groups, np.int64) if options.within is None else pd.factorize(obs[options.within])[0]
     var, kept = make_var(space, catalog, spec.names).frame(), kept_features(spec, catalog, space)
@@ -154,21 +140,6 @@ def markers(
         "n_cells": len(rows), "n_unlabelled": n_cells - len(rows), "not_compared": alone, "note": NO_REPLICATES,
     }  # fmt: skip
     return frame
-
-
-def _sum_groups(
-    grouped: GroupedCells, catalog: Catalog, options: MarkerOptions, executor: Executor | Workers | None
-) -> tuple[Moments, bool]:
-    """Return the moments of all groups, and whether values were normalized."""
-    sums, squares, nonzero = (np.zeros((grouped.n_groups, grouped.space.n_cols)) for _ in range(3))
-    add, normalized = partial(_add_moments, normalize=options.normalize), False
-    # With all groups in its block, a partial result is as large as the whole.
-    for one in grouped.partials(add, executor, catalog.location, 3 * sums.nbytes):
-        sums[one.groups] += one.moments.sums
-        squares[one.groups] += one.moments.squares
-        nonzero[one.groups] += one.moments.nonzero
-        normalized |= one.normalized
-    return Moments(sums, squares, nonzero), normalized
 
 
 def _against_rest(

@@ -192,11 +192,6 @@ def sum_dtype(stored: np.dtype[Any], n: int, largest: int | None = None) -> np.d
 
     `largest` is the largest absolute value, where it is known; else that of the dtype counts. None where no integer
     type is wide enough.
-
-    Examples
-    --------
-    >>> sum_dtype(np.dtype("uint8"), 2), sum_dtype(np.dtype("uint64"), 2) is None
-    (dtype('uint16'), True)
     """
     if stored.kind == "f" or n == 1:
         return stored
@@ -215,13 +210,6 @@ def join_dtypes(
     """Find the smallest dtype that holds every value of several exactly, and NaN if asked; None when there is none.
 
     `largest` is the largest absolute value of the integers, where it is known; else that of their dtypes counts.
-
-    Examples
-    --------
-    >>> join_dtypes({np.dtype("uint8"), np.dtype("uint32")}), join_dtypes({np.dtype("uint16"), np.dtype("float32")})
-    (dtype('uint32'), dtype('float32'))
-    >>> join_dtypes({np.dtype("uint64")}, nan=True) is None, join_dtypes({np.dtype("uint64")}, nan=True, largest=2**40)
-    (True, dtype('float64'))
     """
     if not stored:
         return np.dtype(np.float32 if nan else np.uint8)
@@ -415,9 +403,9 @@ def build_axis(
     all in the order of their global index. Asked features that nobody measured stay under "union" without `drop`,
     unmeasured.
     """
-    read_group_rows = {uid: features.rows(uid) for uid in sorted({uid for uids in datasets for uid in uids})}
+    rows_of = {uid: features.rows(uid) for uid in sorted({uid for uids in datasets for uid in uids})}
     uids = features.registry.table.column("uid")
-    counts = _count_datasets(read_group_rows, datasets, len(uids), every=drop or join == "intersection")
+    counts = _count_datasets(rows_of, datasets, len(uids), every=drop or join == "intersection")
     least = 1 if join == "union" else len(datasets) if join == "intersection" else int(join)
     least = max(least, len(datasets)) if drop else least
     if asked is None:
@@ -430,12 +418,10 @@ def build_axis(
         kept = kept if join == "union" and not drop else kept[counts[kept] >= least]
     column = np.full(len(uids), -1, np.int64)
     column[kept] = np.arange(len(kept))
-    # Before `maps`, which overwrites the arrays of `read_group_rows`.
-    apart = (
-        [rows[features.registry.targets[rows] != rows] for rows in read_group_rows.values()] if features.apart else []
-    )
+    # Before `maps`, which overwrites the arrays of `rows_of`.
+    apart = [rows[features.registry.targets[rows] != rows] for rows in rows_of.values()] if features.apart else []
     # All rows are inside; `clip` only spares the buffer that `np.take` needs to write to `out` otherwise.
-    maps = {uid: np.take(column, rows, out=rows, mode="clip") for uid, rows in read_group_rows.items()}
+    maps = {uid: np.take(column, rows, out=rows, mode="clip") for uid, rows in rows_of.items()}
     layouts = tuple(sorted(set(main)))
     measured = np.zeros((len(layouts), len(kept)), bool)
     for i, uid in enumerate(layouts):
@@ -449,7 +435,7 @@ def build_axis(
 
 
 def _count_datasets(
-    read_group_rows: Mapping[str, NDArray[np.int64]], datasets: Sequence[Sequence[str]], n: int, *, every: bool
+    rows_of: Mapping[str, NDArray[np.int64]], datasets: Sequence[Sequence[str]], n: int, *, every: bool
 ) -> NDArray[np.int64]:
     """Count for each registry row the datasets that measured it: in any of their layouts, or in every one."""
     combinations: dict[tuple[str, ...], int] = {}
@@ -459,11 +445,9 @@ def _count_datasets(
     counts = np.zeros(n, np.int64)
     for uids, times in combinations.items():
         if len(uids) == 1:
-            counts[read_group_rows[uids[0]]] += times  # a row that is there twice counts once
+            counts[rows_of[uids[0]]] += times  # a row that is there twice counts once
             continue
-        held, n_layouts = np.unique(
-            np.concatenate([np.unique(read_group_rows[uid]) for uid in uids]), return_counts=True
-        )
+        held, n_layouts = np.unique(np.concatenate([np.unique(rows_of[uid]) for uid in uids]), return_counts=True)
         counts[held[n_layouts == len(uids)] if every else held] += times
     return counts
 

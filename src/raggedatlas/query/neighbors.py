@@ -23,11 +23,6 @@ def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: s
     """Return one minus the cosine or the dot product of vectors, (q, width), and rows, (n, width), as (q, n).
 
     A vector of zeros has no direction: its distances under ``cosine`` are NaN.
-
-    Examples
-    --------
-    >>> block_distances(np.array([[0.0, 3.0], [1.0, 0.0]]), np.array([[1.0, 0.0]]), "cosine")
-    array([[1., 0.]])
     """
     wide = block.astype(np.float64, copy=False)
     products = vectors @ wide.T

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -319,7 +319,8 @@ def write(
     workers read at most `BLOCKS_AHEAD` blocks ahead of those that are written. A failed write leaves nothing under the
     name.
     """
-    suffix, multimodal = as_path(path).suffix, as_path(path).suffix == ".h5mu"
+    suffix = as_path(path).suffix
+    multimodal = suffix == ".h5mu"
     names = None
     if multimodal and spec.spaces is None:
         names = tuple(m.name for m in read_modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
@@ -353,17 +354,17 @@ def write(
         # The tables are written; their memory is let go of before the values take theirs.
         del plan
         release_unused_memory()
-        for stream in streams:
-            reader = PartReader(stream.space, stream.part, pool=BufferPool())
+        for space, part, keys in streams:
+            reader = PartReader(space, part, pool=BufferPool())
             # Column-sorted copies are read here, as they give one block of all cells and no tasks of some rows.
             if executor is not None and not reader.column_copies():
-                plans = block_plans(stream.space, stream.part, STEP_BYTES)
+                plans = block_plans(space, part, STEP_BYTES)
                 tasks = (partial(read_block, plan) for _, plan in plans)
                 blocks = in_order(run_tasks(tasks, executor, place=catalog.location, in_flight=BLOCKS_AHEAD))
             else:
                 blocks = (block for _, block in prefetch(reader.read_blocks(n_bytes=STEP_BYTES)))
             for block in blocks:
-                for layer, key in stream.keys.items():
+                for layer, key in keys.items():
                     sink.write(key, replace(block, layers={"values": block.layers[layer]}))
         return sink.commit()
     except BaseException:
@@ -372,35 +373,25 @@ def write(
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """Matrices that are still to be written: the layers of a part, and what they are called in the file."""
-
-    space: SpacePlan
-    part: PartPlan
-    keys: Mapping[str, str]
-
-
-def _begin(sink: Sink, plan: ReadPlan) -> list[_Stream]:
-    """Announce the matrices of a result, and write all else."""
-    streams: list[_Stream] = []
+def _begin(sink: Sink, plan: ReadPlan) -> list[tuple[SpacePlan, PartPlan, dict[str, str]]]:
+    """Announce the matrices of a result, and write all else; return what is still to be written: parts, and what their layers are called in the file."""
+    streams: list[tuple[SpacePlan, PartPlan, dict[str, str]]] = []
     parts = {f"mod/{name}/": part for name, part in plan.modalities.items()} or {"": plan}
     members = {f"{prefix}obsm/{name}": m for prefix, part in parts.items() for name, m in part.obsm.items()}
-    for prefix, part in parts.items():
-        space = part.single()
+    for prefix, own_plan in parts.items():
+        space = own_plan.single()
         keys = {layer: f"{prefix}layers/{layer}" for layer in space.layers} | {space.layers[0]: f"{prefix}X"}
-        streams += [_Stream(space, own, {layer: keys[layer] for layer in own.layers}) for own in space.parts]
+        streams += [(space, own, {layer: keys[layer] for layer in own.layers}) for own in space.parts]
     members |= {f"obsm/{name}": member for name, member in plan.results.items()}
-    streams += [_Stream(member, member.parts[0], {VALUES: key}) for key, member in members.items()]
+    streams += [(member, member.parts[0], {VALUES: key}) for key, member in members.items()]
     matrices: list[SinkMatrix] = []
-    for stream in streams:
-        space, groups = stream.space, stream.part.groups
+    for space, part, named in streams:
         n: int | None = None
         # The entries are known before they are read if all columns are kept, none is put in and none added up.
         if space.sparse and not space.nan and not len(space.merged):
-            cut = any((space.column_maps[group.layout_uid] < 0).any() for group in groups)
-            n = None if cut else int((stream.part.end - stream.part.start).sum())
-        for layer, key in stream.keys.items():
+            cut = any((space.column_maps[group.layout_uid] < 0).any() for group in part.groups)
+            n = None if cut else int((part.end - part.start).sum())
+        for layer, key in named.items():
             dtype, shape = np.dtype(space.dtypes[layer]), (len(space.present), space.n_cols)
             matrices.append(SinkMatrix(key, "csr" if space.sparse else "dense", dtype, shape, n, exact=n is not None))
     sink.begin(tuple(matrices))
@@ -410,15 +401,16 @@ def _begin(sink: Sink, plan: ReadPlan) -> list[_Stream]:
             own_row = np.where(space.present, np.cumsum(space.present), 0)
             sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
     by_column = getattr(sink, "by_column", False)
-    for prefix, part in parts.items():
-        space, var = part.single(), part.var
+    for prefix, own_plan in parts.items():
+        space, var = own_plan.single(), own_plan.var
         assert var is not None
-        named = space.space.has_features
-        tables = {"var": var.table} | ({"varm/measured": measured_table(space, var.table)} if named else {})
-        columns = {key: arrow_table(t.schema, t.num_rows, partial(_chunks, t)) for key, t in tables.items()}
-        for key, table in {"obs": _obs(part, space if named else None), **columns}.items():
+        has_features = space.space.has_features
+        columns = {"obs": _obs(own_plan, space if has_features else None), "var": _as_columns(var.table)}
+        if has_features:
+            columns["varm/measured"] = _as_columns(measured_table(space, var.table))
+        for key, table in columns.items():
             sink.element(f"{prefix}{key}", table if by_column else table.frame())
-        sink.element(f"{prefix}uns", make_uns(part))
+        sink.element(f"{prefix}uns", make_uns(own_plan))
     if plan.modalities:
         table = _obs(plan, None)
         sink.element("obs", table if by_column else table.frame())
@@ -426,9 +418,8 @@ def _begin(sink: Sink, plan: ReadPlan) -> list[_Stream]:
     return streams
 
 
-def _chunks(table: pa.Table, i: int) -> list[pa.Array]:
-    chunks: list[pa.Array] = table.column(i).chunks
-    return chunks
+def _as_columns(table: pa.Table) -> ColumnTable:
+    return arrow_table(table.schema, table.num_rows, lambda i: table.column(i).chunks)
 
 
 def _obs(plan: ReadPlan, space: SpacePlan | None) -> ColumnTable:

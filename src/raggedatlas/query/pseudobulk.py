@@ -17,7 +17,7 @@ from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import DATASET, nan_to_null
 from raggedatlas.query.cells import cell_columns, group_codes
-from raggedatlas.query.compute import SIZE, GroupedCells, add_block, count_layouts, frame_of, group_cells
+from raggedatlas.query.compute import SIZE, GroupedCells, add_block, count_layouts, first_cells, frame_of, group_cells
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import pin_cells, plan_read
@@ -112,10 +112,10 @@ def _add_counts(block: Block, codes: NDArray[np.int64], n_cols: int) -> _SampleS
             )
     groups, own = np.unique(codes, return_inverse=True)
     if not isinstance(block, CsrBlock) or len(groups) * n_cols <= _DENSE_SHARE * len(values) + _DENSE:
-        found = add_block(block, codes, n_cols)
-        at = np.flatnonzero(found.nonzero)
+        _, summed, counted = add_block(block, codes, n_cols)
+        at = np.flatnonzero(counted)
         bounds = np.searchsorted(at, np.arange(len(groups) + 1) * n_cols)
-        return _SampleSums.of(groups, bounds, at % max(n_cols, 1), found.sums.ravel()[at], found.nonzero.ravel()[at])
+        return _SampleSums.of(groups, bounds, at % max(n_cols, 1), summed.ravel()[at], counted.ravel()[at])
     # Many groups of few cells: a matrix of ones, so that the product adds up the rows of each group.
     cells = csr_matrix((values.astype(np.int64), block.indices, block.indptr), shape=(len(codes), n_cols))
     cells.eliminate_zeros()
@@ -276,9 +276,7 @@ def _constant_columns(
     names = [DATASET, *columns.shown.values()]
     if spec.obs is not None:
         names = [name for name in names if name in spec.obs]
-    n_groups = int(codes.max(initial=-1)) + 1
-    first = np.full(n_groups, -1, np.int64)
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    first = first_cells(codes, int(codes.max(initial=-1)) + 1)
     # Columns are read when they are asked for.
     obs = plan_read(spec, catalog, deferred=True).obs
     for name in names:

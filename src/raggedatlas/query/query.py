@@ -470,8 +470,7 @@ class Query(Shown):
         Parameters
         ----------
         space : str or None
-            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
-            whatever they are called.
+            As of `within`.
         level, budget : int or None
             Which level of detail (0, the finest, by default), or the finest with at most so many vertices in a store.
         attributes : sequence of str or None
@@ -499,8 +498,7 @@ class Query(Shown):
         Parameters
         ----------
         space : str or None
-            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
-            whatever they are called.
+            As of `within`.
         key : str
             Under which name.
 
@@ -577,7 +575,7 @@ class Query(Shown):
         >>> sc.pp.log1p(lazy)  # doctest: +SKIP
         >>> sc.pp.highly_variable_genes(lazy, n_top_genes=2000)  # doctest: +SKIP
         """
-        plan = plan_read(self.spec, self.catalog, deferred=self.catalog.tables.pinned is not None)
+        plan = plan_read(self.spec, self.catalog, deferred=True)
         return to_lazy(plan_elements(plan, self.catalog), chunk_bytes, lazy_obs=lazy_obs)
 
     def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":

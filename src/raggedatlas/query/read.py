@@ -34,7 +34,7 @@ BLOCK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class InMemoryRows(ArrayReader):
-    """Rows that are already in memory, in place of a stored array; `read_group_rows` reads either."""
+    """Rows that are already in memory, in place of a stored array."""
 
     values: NDArray[Any] = field(kw_only=True, repr=False, compare=False)  # (n, width)
 
@@ -45,11 +45,6 @@ class InMemoryRows(ArrayReader):
         width = max(1, values.shape[1])
         spec = ArraySpec("held", (len(values), width), values.dtype.name, (1, width), None, "[]")
         return cls(location, spec, values=values)
-
-
-def read_group_rows(reader: ArrayReader, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Read rows of a stored array or of an in-memory one."""
-    return reader.values[rows] if isinstance(reader, InMemoryRows) else read_rows(reader, rows)
 
 
 @dataclass(frozen=True)
@@ -304,7 +299,7 @@ def read_batches(plan: ReadPlan, n: int) -> Iterator[Batch]:
 class PartReader:
     """Reads the layers of one part, any cells in any order, any number of times and from any thread.
 
-    Create one in every process: it holds memory maps. `threads` are those of one call; the result does not depend on
+    It holds memory maps, and another process that unpickles it makes its own. `threads` are those of one call; the result does not depend on
     them. `pool` is where the memory of results comes from.
     """
 
@@ -320,6 +315,10 @@ class PartReader:
             ]  # fmt: skip
             dtypes = {layer: space.dtypes[layer] for layer in part.layers}
             self._gatherer = RowGatherer(groups, space.n_read, dtypes, threads=threads, pool=pool)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without memory maps, which are of this process."""
+        return PartReader, (self.space, self.part, self.threads)
 
     @property
     def is_exact(self) -> bool:
@@ -505,7 +504,8 @@ def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> De
         out = np.full((len(rows), *shape), fill, space.dtypes[layer])
         for group in np.unique(code[code >= 0]).tolist():
             here = np.flatnonzero(code == group)
-            values = read_group_rows(part.groups[group].layers[layer], part.start[rows[here]])
+            array, wanted = part.groups[group].layers[layer], part.start[rows[here]]
+            values = array.values[wanted] if isinstance(array, InMemoryRows) else read_rows(array, wanted)
             if space.space.has_features:
                 column_map = space.column_maps[part.groups[group].layout_uid]
                 if values.shape[1:] != column_map.shape:

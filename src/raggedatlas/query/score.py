@@ -40,28 +40,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """How sets are scored.
-
-    Parameters
-    ----------
-    method : {"mean", "aucell", "ulm"}
-        Weighted mean, area under the recovery curve, or t-value of a linear model.
-    normalize : bool or None
-        As of `CompareOptions`; None for `aucell`, because ranks within a cell do not depend on it.
-    min_features : int
-        Where a dataset measured fewer of a set, the score is missing.
-    top : int, float or None
-        How many features, or which share of them, `aucell` looks at; None is 5 %.
-    unknown : {"error", "skip"}
-        What to do with names that the atlas does not know.
-
-    Raises
-    ------
-    QueryError
-        For another method, and numbers out of range.
-    ArgumentError
-        For options that the method does not use.
-    """
+    """How sets are scored; see `Query.score`."""
 
     method: str = "mean"
     normalize: bool | None = None
@@ -87,14 +66,6 @@ class ScoreOptions:
             raise QueryError(
                 f"top={self.top}: name a share of the features above 0 and up to 1, such as 0.05, or their number, from 2 on."
             )
-
-
-@dataclass(frozen=True)
-class GeneSet:
-    """A set of features."""
-
-    uids: tuple[str, ...]  # each once
-    weights: NDArray[np.float64]  # (n,): finite, none is 0
 
 
 @dataclass(frozen=True)
@@ -201,13 +172,6 @@ def rank_shares(
     `values`, (n_cells, n_features), have no explicit zeros; `n_measured` and `n_top`, (n_cells,), are the numbers of
     features that were ranked and that are looked at. Returns what each entry adds beyond a zero, (n_entries,); what
     each zero adds, (n_cells,); and whether a cell has more than one value and no NaN, (n_cells,).
-
-    Examples
-    --------
-    >>> from scipy.sparse import csr_array
-    >>> shares, zero_share, varies = rank_shares(csr_array([[0, 5.0, 0, 3, 3]]), np.array([5]), np.array([4]))
-    >>> shares.tolist(), zero_share.tolist(), varies.tolist()
-    ([3.0, 1.5, 1.5], [0.0], [True])
     """
     n_cells, data = values.shape[0], values.data
     row = np.repeat(np.arange(n_cells), np.diff(values.indptr))
@@ -245,6 +209,8 @@ def score(
     progress: Progress | None = None,
 ) -> pa.Table:
     """Score sets of features for each cell; see `Query.score`."""
+    from scipy.sparse import csc_array
+
     given = sets if isinstance(sets, Mapping) else read_gmt(sets, catalog.location.storage_options)
     members = {name: weigh_members(name, given[name], options) for name in given}
     if not members:
@@ -256,7 +222,14 @@ def score(
     registry, _ = apply_identity(spec, catalog, space.space.name)
     found = find_sets(members, registry, options.unknown)
     kept = kept_features(spec, catalog, space)
-    weights = _weights_of(found, space.features)
+    column = {uid: i for i, uid in enumerate(space.features.tolist())}
+    # Features that the query leaves out have no column.
+    entries = [
+        (column[uid], number, weight)
+        for number, one in enumerate(found.values()) for uid, weight in one.items() if uid in column
+    ]  # fmt: skip
+    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+    weights = csc_array((values, (rows, columns)), shape=(space.n_cols, len(found)), dtype=np.float64)
     _warn_of_few(plan, found, count_members(space.measured & kept, weights), options)
     schema = pa.schema([(name, pa.float64()) for name in found])
     scores = SetScores(tuple(found), weights, kept, options)
@@ -264,13 +237,7 @@ def score(
 
 
 def weigh_members(name: object, given: Any, options: ScoreOptions) -> dict[str, float]:  # noqa: ANN401  (what a user gives)
-    """Return the weight of each name of a set; of names alone, 1.
-
-    Examples
-    --------
-    >>> weigh_members("B cell", ["CD79A", "MS4A1"], ScoreOptions())
-    {'CD79A': 1.0, 'MS4A1': 1.0}
-    """
+    """Return the weight of each name of a set; of names alone, 1."""
     if not isinstance(name, str) or name in {"", "uid"}:
         raise ArgumentError(
             f"score() got a set called {brief(name)}; sets have names, other than 'uid', the column of the cells."
@@ -298,8 +265,10 @@ def weigh_members(name: object, given: Any, options: ScoreOptions) -> dict[str, 
     return weights
 
 
-def find_sets(given: Mapping[str, Mapping[str, float]], registry: Registry, unknown: Unmatched) -> dict[str, GeneSet]:
-    """Find the features that the names of sets mean; with `unknown` "skip", names that the atlas does not know are left out with a warning."""
+def find_sets(
+    given: Mapping[str, Mapping[str, float]], registry: Registry, unknown: Unmatched
+) -> dict[str, dict[str, float]]:
+    """Find the weights of the features that the names of sets mean, by uid; with `unknown` "skip", names that the atlas does not know are left out with a warning."""
     names = [*dict.fromkeys(name for members in given.values() for name in members)]
     if unknown == "skip" and (lost := {*registry.resolve(names).unknown}):
         shown = ", ".join(repr(name) for name in [name for name in names if name in lost][:_MOST_NAMED])
@@ -319,27 +288,12 @@ def find_sets(given: Mapping[str, Mapping[str, float]], registry: Registry, unkn
                 raise QueryError(
                     f"In the set {set_name!r}, {name!r} and another name mean one feature, with the weights {weight} and {weights[uid]}; name it once."
                 )
-        found[set_name] = GeneSet(tuple(weights), np.array([*weights.values()], np.float64))
+        found[set_name] = weights
     return found
 
 
-def _weights_of(sets: Mapping[str, GeneSet], features: NDArray[np.object_]) -> "csc_array":
-    """Return the weights of columns in sets, (n_features, n_sets); columns that are in no set have no entry."""
-    from scipy.sparse import csc_array
-
-    column = {uid: i for i, uid in enumerate(features.tolist())}
-    rows, columns, weights = list[int](), list[int](), list[float]()
-    for number, one in enumerate(sets.values()):
-        for uid, weight in zip(one.uids, one.weights.tolist(), strict=True):
-            if uid in column:
-                rows.append(column[uid])
-                columns.append(number)
-                weights.append(weight)
-    return csc_array((weights, (rows, columns)), shape=(len(features), len(sets)), dtype=np.float64)
-
-
 def _warn_of_few(
-    plan: ReadPlan, sets: Mapping[str, GeneSet], n_members: NDArray[np.int64], options: ScoreOptions
+    plan: ReadPlan, sets: Mapping[str, Mapping[str, float]], n_members: NDArray[np.int64], options: ScoreOptions
 ) -> None:
     """Warn of the sets of which some cells have no score, because their dataset measured too few of its features."""
     cells = np.bincount(plan.single().layout_code, minlength=len(n_members))
@@ -354,7 +308,7 @@ def _warn_of_few(
         dataset = plan.obs.column(DATASET)[at].as_py()
         shown.append(
             f"{names[number]!r} of {int(cells[few[:, number]].sum()):,} cells (dataset {dataset!r} measured {n_members[layout, number]} of its "
-            f"{len(sets[names[number]].uids)})"
+            f"{len(sets[names[number]])})"
         )
     more = f"; and {len(lacking) - _MOST_NAMED:,} more sets" if len(lacking) > _MOST_NAMED else ""
     warnings.warn(

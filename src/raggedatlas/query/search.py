@@ -111,10 +111,26 @@ def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, known: Mapping[s
     if search.column in known or search.column in vectors:
         rows, values = _nearest_cells(cells, spec, catalog, known.get(search.column) or vectors[search.column])
     elif isinstance(search.query, str):
-        rows, values = _best_text(cells, search)
-        name = SCORE
+        name, texts = SCORE, cells.table.column(cells.columns.stored(search.column)).to_pylist()
+        values = text_scores(texts, search.query)
+        # A text without any of the words is no match; NaN leaves it out.
+        rows = _best(np.where(values > 0, -values, np.nan), search.k)
+        values = values[rows]
     else:
-        rows, values = _nearest_column(cells, search)
+        values = np.full(cells.n, np.nan)
+        stored = cells.table.column(cells.columns.stored(search.column)).combine_chunks()
+        valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+        lengths = set(pc.list_value_length(stored).drop_null().unique().to_pylist())
+        if len(lengths) > 1:
+            raise QueryError(
+                f"The vectors of {search.column!r} have different lengths: {sorted(lengths)}; choose cells that agree with .where(...)."
+            )
+        if len(valid):
+            width = lengths.pop()
+            flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)
+            values[valid] = distances(flat, _checked(search, width), search.metric)
+        rows = _best(values, search.k)
+        values = values[rows]
     return replace(cells.take(rows), rank=pa.table({name: pa.array(values, pa.float64())}))
 
 
@@ -123,11 +139,6 @@ def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) ->
 
     These are vectors with a number that is not finite, and under ``cosine`` those of zeros, which have no direction.
     The distance is squared Euclidean ("l2"), one minus the cosine, or one minus the dot product.
-
-    Examples
-    --------
-    >>> distances(np.array([[0.0, 3.0], [1.0, 0.0]]), np.array([1.0, 0.0]), "l2")
-    array([10.,  0.])
     """
     wide = vectors.astype(np.float64)
     sound = np.isfinite(wide).all(axis=1)
@@ -176,7 +187,10 @@ def _nearest_cells(
         rows = _best(values, search.k)
         values = values[rows]
     else:
-        rows, values = _nearest_result(cells, search, _prefilter(spec, cells.columns), catalog, among)
+        # Hides cells of datasets without a record, which `read_cells` drops after reading.
+        shown, where = in_list(DATASET_UID, cells.columns.datasets), to_sql(spec.filters, cells.columns)
+        where = shown if where is None else all_of(where, shown)
+        rows, values = _nearest_result(cells, search, where, catalog, among)
     if uid is not None:
         others = pc.not_equal(cells.table.column("uid").take(pa.array(rows)), uid).to_numpy()
         rows, values = rows[others], values[others]
@@ -208,8 +222,11 @@ def _nearest_result(
     """Compare the vectors of a column of the cell table: by its index where cells are many and it has one, else each."""
     table = catalog.tables.open(CELLS)
     vector = _checked(search, record.width)
-    facts = record.index_facts
-    if cells.n > EXACT_CELLS and facts and search.metric == record.metric and _is_indexed(table, record.column):
+    facts, is_indexed = record.index_facts, False
+    if cells.n > EXACT_CELLS and facts and search.metric == record.metric:
+        own = [index for index in table.describe_indices() if record.column in [str(f) for f in index.field_names]]
+        is_indexed = any(kind in str(index.index_type).upper() for index in own for kind in ("IVF", "HNSW", "VECTOR"))
+    if facts and is_indexed:
         return _from_index(cells, table, where, {
             "column": record.column, "q": vector.astype(np.float32), "k": search.k, "metric": search.metric,
             "minimum_nprobes": facts.nprobes, "refine_factor": REFINE,
@@ -245,40 +262,10 @@ def _embedded(
             yield block, read_rows(reader, part.start[block])
 
 
-def _nearest_column(cells: Cells, search: Search) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    values = np.full(cells.n, np.nan)
-    stored = cells.table.column(cells.columns.stored(search.column)).combine_chunks()
-    valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
-    lengths = set(pc.list_value_length(stored).drop_null().unique().to_pylist())
-    if len(lengths) > 1:
-        raise QueryError(
-            f"The vectors of {search.column!r} have different lengths: {sorted(lengths)}; choose cells that agree with .where(...)."
-        )
-    if len(valid):
-        width = lengths.pop()
-        flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)
-        values[valid] = distances(flat, _checked(search, width), search.metric)
-    rows = _best(values, search.k)
-    return rows, values[rows]
-
-
-def _best_text(cells: Cells, search: Search) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    texts = cells.table.column(cells.columns.stored(search.column)).to_pylist()
-    scores = text_scores(texts, str(search.query))
-    # A text without any of the words is no match; NaN leaves it out.
-    rows = _best(np.where(scores > 0, -scores, np.nan), search.k)
-    return rows, scores[rows]
-
-
 def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
     """Score texts by the words of a query that they hold (BM25 over these texts, case-insensitive, no stemming).
 
     The score, (n,), is 0 where a text holds none of the words.
-
-    Examples
-    --------
-    >>> int(text_scores(["B cell", "T cell, naive", None], "naive t").argmax())
-    1
     """
     wanted = set(_WORD.findall(query.casefold()))
     words = [_WORD.findall(text.casefold()) if text else [] for text in texts]
@@ -293,18 +280,6 @@ def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
         # BM25 with k1 = 1.2 and b = 0.75; 2.2 is k1 + 1.
         scores += weight * counts * 2.2 / (counts + 1.2 * (0.25 + 0.75 * lengths / mean))
     return scores
-
-
-def _is_indexed(table: "lance.LanceDataset", column: str) -> bool:
-    """Return whether a column has an index of vectors."""
-    own = [index for index in table.describe_indices() if column in [str(f) for f in index.field_names]]
-    return any(kind in str(index.index_type).upper() for index in own for kind in ("IVF", "HNSW", "VECTOR"))
-
-
-def _prefilter(spec: QuerySpec, columns: Columns) -> str:
-    # Hides cells of datasets without a record, which `read_cells` drops after reading.
-    shown, where = in_list(DATASET_UID, columns.datasets), to_sql(spec.filters, columns)
-    return shown if where is None else all_of(where, shown)
 
 
 def _from_index(

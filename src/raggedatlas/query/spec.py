@@ -119,13 +119,7 @@ def _to_json(value: Any) -> Any:  # noqa: ANN401  (a part of a query)
 
 
 def flatten_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
-    """Return names that were passed one by one or as one list; there must be one at least.
-
-    Examples
-    --------
-    >>> flatten_names("obs", (["donor", "tissue"],)), flatten_names("obs", ("donor",))
-    (('donor', 'tissue'), ('donor',))
-    """
+    """Return names that were passed one by one or as one list; there must be one at least."""
     given = names[0] if len(names) == 1 and not isinstance(names[0], str) else names
     listed = tuple(given)
     wrong = [name for name in listed if not isinstance(name, str)]
@@ -135,13 +129,7 @@ def flatten_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
 
 
 def check_count(call: str, n: object) -> int:
-    """Read a number of cells: a whole number from 0 on, not a bool.
-
-    Examples
-    --------
-    >>> check_count("limit", 3)
-    3
-    """
+    """Read a number of cells: a whole number from 0 on, not a bool."""
     # A bool is an `int` in Python: True would be taken for 1.
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise QueryError(f"{call} takes a whole number from 0 on, not {n!r}.")

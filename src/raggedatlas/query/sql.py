@@ -1,16 +1,16 @@
 """SQL on a snapshot, answered by DuckDB: views over its tables, and the values of features as the table function `expression`."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
-from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import dataset_rows, read_results
 from raggedatlas.catalog.catalog import CELLS, Catalog
@@ -19,7 +19,6 @@ from raggedatlas.catalog.identity import GENE_SPACE
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import AtlasError, MissingExtraError, QueryError
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.batch import Batch
 from raggedatlas.query.cells import DATASET_UID, cell_columns
 from raggedatlas.query.query import Query
 from raggedatlas.query.spec import QuerySpec
@@ -134,12 +133,14 @@ class _Views:
         }
         names = {name.lower() for name in written}
         self._cells(written)
-        made: dict[str, Callable[[], pa.Table]] = {
-            "datasets": lambda: pa.Table.from_pylist(dataset_rows(self.catalog), _DATASETS),
-            "features": self._features,
-        }
-        for name in names & made.keys():
-            self.connection.register(name, made[name]())
+        if "datasets" in names:
+            self.connection.register("datasets", pa.Table.from_pylist(dataset_rows(self.catalog), _DATASETS))
+        if "features" in names:
+            frames = [pa.table({name: pa.array([], pa.string()) for name in ("space", "uid", "feature_id", "symbol")})]
+            for space in registry_tables(self.catalog):
+                table = read_registry(self.catalog, space).table
+                frames.append(table.add_column(0, "space", pa.array([space] * table.num_rows, pa.string())))
+            self.connection.register("features", pa.concat_tables(frames, promote_options="permissive"))
         for record in self._results:
             if RESULTS + record.name.lower() in names:
                 self._result(record)
@@ -165,7 +166,8 @@ class _Views:
         shown = (
             {"uid": "uid"} | ids | {"dataset": DATASET_NAME} | {name: column for column, name in columns.shown.items()}
         )
-        stored = list(dict.fromkeys([*shown.values(), *self._vectors]))
+        vectors = [record.column for record in self._results if record.kind == "vector"]
+        stored = list(dict.fromkeys([*shown.values(), *vectors]))
         cells = _CellDataset(self.catalog, columns, stored, self.failed)
         self.connection.register("_cells", cells)
         self._at = {column: f"c{i}" for i, column in enumerate(stored)}
@@ -178,20 +180,9 @@ class _Views:
         view = {named[name]: self._at[column] for name, column in shown.items()}
         self.connection.execute(create_view("cells", view, "_cells"))
 
-    def _features(self) -> pa.Table:
-        frames = [pa.table({name: pa.array([], pa.string()) for name in ("space", "uid", "feature_id", "symbol")})]
-        for space in registry_tables(self.catalog):
-            table = read_registry(self.catalog, space).table
-            frames.append(table.add_column(0, "space", pa.array([space] * table.num_rows, pa.string())))
-        return pa.concat_tables(frames, promote_options="permissive")
-
     @cached_property
     def _results(self) -> list[ResultRecord]:
         return read_results(self.catalog)
-
-    @cached_property
-    def _vectors(self) -> list[str]:
-        return [record.column for record in self._results if record.kind == "vector"]
 
     def _result(self, record: ResultRecord) -> None:
         """Define a result as its cells: uid and value."""
@@ -222,7 +213,7 @@ class _Views:
         if first is None:
             self.connection.execute(create_table(name, columns))
             return
-        stream = pa.RecordBatchReader.from_batches(first.schema, _chain(first, rows))
+        stream = pa.RecordBatchReader.from_batches(first.schema, chain([first], rows))
         self.connection.register("_stream", stream)
         self.connection.execute(create_table(name, source="_stream"))
         self.connection.unregister("_stream")
@@ -277,10 +268,14 @@ class _Views:
             query = query.where(given["cells"])
         labels = pa.array(names, pa.string())
         for batch in query.batches(max(1, VALUES // len(names))):
-            values, measured = _dense(batch)
+            (part,) = batch.spaces.values()
+            values = part.block.first_rows()
             n_cells, n_features = values.shape
+            layouts, code = np.unique(part.layout_uids, return_inverse=True)
+            nothing = np.zeros(n_features, np.bool_)
+            by_layout = np.array([part.measured.get(uid, nothing) for uid in layouts.tolist()]).reshape(-1, n_features)
+            flat = (by_layout[code] & part.present[:, None]).reshape(-1)
             rows = np.repeat(np.arange(n_cells), n_features)
-            flat = measured.reshape(-1)
             yield pa.record_batch(
                 {
                     "uid": batch.obs.column("uid").combine_chunks().take(pa.array(rows)),
@@ -292,13 +287,7 @@ class _Views:
 
 
 def _told_apart(names: Sequence[str]) -> dict[str, str]:
-    """Return a name for each, by which DuckDB tells them apart: case of ASCII letters never counts there, and it would give the first for all.
-
-    Examples
-    --------
-    >>> _told_apart(["donor", "Donor"])
-    {'donor': 'donor', 'Donor': 'Donor_'}
-    """
+    """Return a name for each, by which DuckDB tells them apart: case of ASCII letters never counts there, and it would give the first for all."""
     first = {name.encode().lower(): name for name in reversed(names)}
     found = {}
     for name in names:
@@ -307,21 +296,6 @@ def _told_apart(names: Sequence[str]) -> dict[str, str]:
             own += "_"
         found[name] = own
     return found
-
-
-def _dense(batch: Batch) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the values of a batch, (n_cells, n_features), and which were measured."""
-    (part,) = batch.spaces.values()
-    values = part.block.first_rows()
-    layouts, code = np.unique(part.layout_uids, return_inverse=True)
-    nothing = np.zeros(values.shape[1], np.bool_)
-    by_layout = np.array([part.measured.get(uid, nothing) for uid in layouts.tolist()]).reshape(-1, values.shape[1])
-    return values, by_layout[code] & part.present[:, None]
-
-
-def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from rest
 
 
 class _CellDataset(pads.Dataset):  # type: ignore[misc]  # pyarrow has no types

@@ -47,9 +47,14 @@ class TablesServer(ThreadedServer):
     """
 
     def __init__(self, view: AtlasView, port: int = 0) -> None:
+        record = view.record
+        info = {
+            "uri": view.uri, "snapshot": record.version, "label": record.label, "root_hash": record.root_hash, "n_cells": record.n_cells,
+            "n_datasets": record.n_datasets, "spaces": sorted(record.spaces),
+        }  # fmt: skip
         self.token = secrets.token_urlsafe(24)
         self._answers: dict[str, Callable[[Mapping[str, Any]], bytes | pd.DataFrame]] = {
-            "info": lambda _: json.dumps(_describe(view)).encode(),
+            "info": lambda _: json.dumps(info).encode(),
             "datasets": lambda _: view.list_datasets().reset_index(names="uid"),
             "features": lambda asked: view.features(asked.get("space", GENE_SPACE)).reset_index(),
             "cells": lambda asked: _narrow(view, asked).to_pandas().reset_index(names="uid"),
@@ -85,16 +90,12 @@ class _TablesHandler(BaseHTTPRequestHandler):
             self._send(
                 HTTPStatus.FORBIDDEN, b"This address needs its token; take the one that raggedatlas serve printed."
             )
-        elif (
-            self.headers.get_content_type() != "application/json" or not length.isdecimal() or int(length) > _MOST_BODY
-        ):
+            return
+        if self.headers.get_content_type() != "application/json" or not length.isdecimal() or int(length) > _MOST_BODY:
             self._send(HTTPStatus.BAD_REQUEST, b"A request has a JSON object of at most 16 MiB as its body.")
-        else:
-            self._answer(name, self.rfile.read(int(length)))
-
-    def _answer(self, name: str, body: bytes) -> None:
+            return
         try:
-            asked = json.loads(body or b"{}")
+            asked = json.loads(self.rfile.read(int(length)) or b"{}")
             if not isinstance(asked, dict):
                 raise QueryError("The body is no JSON object.")
             if name == "close":
@@ -123,14 +124,6 @@ class _TablesHandler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
-
-
-def _describe(view: AtlasView) -> dict[str, Any]:
-    record = view.record
-    return {
-        "uri": view.uri, "snapshot": record.version, "label": record.label, "root_hash": record.root_hash, "n_cells": record.n_cells,
-        "n_datasets": record.n_datasets, "spaces": sorted(record.spaces),
-    }  # fmt: skip
 
 
 def _narrow(view: AtlasView, asked: Mapping[str, Any]) -> Any:  # noqa: ANN401  (a Query, which this module cannot name without its imports)
@@ -192,12 +185,6 @@ def encode(parts: Mapping[str, Any]) -> bytes:
     ``{part: {"n_rows": n, "columns": [{"name", "n", "type", "levels"}]}}``; then all columns one behind the other:
     ``double`` 8 bytes a value, ``integer``, ``logical``, ``factor`` and ``text`` 4, of which the last two count from 1
     in the levels.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> encode({"frame": pd.DataFrame({"n": [1, 2]})})[4:]
-    b'{"frame": {"n_rows": 2, "columns": [{"name": "n", "n": 2, "type": "integer"}]}}\x01\x00\x00\x00\x02\x00\x00\x00'
     """
     head: dict[str, Any] = {}
     buffers: list[bytes] = []
@@ -243,13 +230,7 @@ def _column(values: Any) -> "tuple[dict[str, Any], np.ndarray[Any, Any]]":  # no
 
 
 def _text(value: object) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else ", ".join(map(str, value))
-        if isinstance(value, list | tuple | np.ndarray)
-        else str(value)
-    )
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple | np.ndarray) else str(value)
 
 
 def _arrow_stream(frame: "pd.DataFrame") -> bytes:

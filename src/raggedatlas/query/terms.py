@@ -97,10 +97,13 @@ class TermTree:
         return above
 
     def _walk(self, parent: int | None = None, depth: int = 0) -> "list[tuple[int, int]]":
-        """Return the shown terms in the order of the text, with their depths; those with most cells first."""
+        """Return the shown terms in the order of the text, with their depths."""
+        return [pair for row in self._below(parent) for pair in ((row, depth), *self._walk(row, depth + 1))]
+
+    def _below(self, parent: int | None) -> list[int]:
+        """Return the terms that are shown directly under one; those with most cells first."""
         below = [row for row, above in self._shown.items() if above == parent]
-        below.sort(key=lambda row: (-self.counts[row], self.terms.label(row)))
-        return [pair for row in below for pair in ((row, depth), *self._walk(row, depth + 1))]
+        return sorted(below, key=lambda row: (-self.counts[row], self.terms.label(row)))
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return all terms with cells under them.
@@ -146,9 +149,8 @@ class TermTree:
         return f'{_STYLE}<div class="ra-terms"><p>{head}</p>{self._branches(None)}{rest}</div>'
 
     def _branches(self, parent: int | None) -> str:
-        below = [row for row, above in self._shown.items() if above == parent]
         parts = []
-        for row in sorted(below, key=lambda row: (-self.counts[row], self.terms.label(row))):
+        for row in self._below(parent):
             width = round(_BAR * self.counts[row] / max(1, self.n_cells), 1)
             line = (
                 f'<i style="width:{width}px"></i>{escape(self.terms.label(row))} <code>{escape(self.terms.ids[row].as_py())}</code> '

@@ -151,15 +151,6 @@ class ArrayWriter:
     many elements as the profile says (``standard``: 4,096 and 4 Mi), those of others about 64 KiB and 4 Mi elements. An
     array smaller than one shard gets one shard of as many chunks as it needs, and an array smaller than one chunk a
     chunk of exactly its size.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> location = Location(tempfile.mkdtemp())
-    >>> writer = ArrayWriter(location, "d1/csr/indices", "uint32")
-    >>> writer.append(np.arange(3, dtype="uint32"))
-    >>> writer.close().shape
-    (3,)
     """
 
     def __init__(

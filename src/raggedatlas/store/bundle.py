@@ -40,12 +40,6 @@ class Bundle:
     """Collects small files in memory, and writes them as one; any thread may add files until then.
 
     `folder` is a path below the Zarr store.
-
-    Examples
-    --------
-    >>> bundle = Bundle("d1")
-    >>> bundle.add({"d1/frames/obs.arrow": b"ARROW1"})
-    {'d1/frames/obs.arrow': Span(file='d1/bundle.zip', offset=64, n_bytes=6)}
     """
 
     def __init__(self, folder: str) -> None:

@@ -12,13 +12,7 @@ from raggedatlas.store.native import GOOD, library
 
 @cache
 def deflater() -> Any:  # noqa: ANN401  (a module with the functions of zlib)
-    """Return `isal.isal_zlib` if the extra `isal` is installed, else `zlib`; both read each other's output.
-
-    Examples
-    --------
-    >>> zlib.decompress(deflater().compress(b"cells", 1))
-    b'cells'
-    """
+    """Return `isal.isal_zlib` if the extra `isal` is installed, else `zlib`; both read each other's output."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -30,11 +24,6 @@ def inflate(data: Any, n_bytes: int, *, wrapped: bool = False) -> bytes:  # noqa
     """Decompress a zlib stream that must contain exactly `n_bytes`; never allocates more than that.
 
     `n_bytes` is at least 1; `wrapped` says that the stream is that of a gzip file.
-
-    Examples
-    --------
-    >>> inflate(zlib.compress(b"cells"), 5)
-    b'cells'
     """
     engine = deflater()
     stream = engine.decompressobj(zlib.MAX_WBITS + 16 * wrapped)
@@ -85,13 +74,6 @@ def unshuffle(data: Any, out: NDArray[Any]) -> None:  # noqa: ANN401  (any buffe
     """Reverse `shuffle` into an array.
 
     `data` has ``itemsize * n`` bytes for the n values of `out`.
-
-    Examples
-    --------
-    >>> out = np.empty(2, "<u2")
-    >>> unshuffle(bytes([1, 2, 0, 0]), out)
-    >>> out.tolist()
-    [1, 2]
     """
     width = out.dtype.itemsize
     columns = np.frombuffer(data, np.uint8).reshape(width, len(out))
@@ -106,14 +88,6 @@ def unshuffle(data: Any, out: NDArray[Any]) -> None:  # noqa: ANN401  (any buffe
 
 
 def decode_lzf(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    r"""Decompress an LZF stream that must fill `out` exactly.
-
-    Examples
-    --------
-    >>> out = np.empty(6, np.uint8)
-    >>> decode_lzf(np.frombuffer(b"\x01ab\x40\x01", np.uint8), out)
-    >>> out.tobytes()
-    b'ababab'
-    """
+    r"""Decompress an LZF stream that must fill `out` exactly."""
     if library().ra_decode_lzf(data, data.size, out, out.size) != GOOD:
         raise ValueError(f"an LZF stream is damaged or does not hold the {out.size:,} bytes of a chunk")

@@ -146,13 +146,7 @@ def user_cache() -> Path | None:
 
 
 def user_folder(variable: str, below: str) -> Path | None:
-    """Return the folder that an environment variable names, else one below the home; None for a user without a home.
-
-    Examples
-    --------
-    >>> user_folder("NO_SUCH_VARIABLE", ".cache").name
-    '.cache'
-    """
+    """Return the folder that an environment variable names, else one below the home; None for a user without a home."""
     if os.environ.get(variable):
         return Path(os.environ[variable])
     try:

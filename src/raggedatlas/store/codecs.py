@@ -453,34 +453,25 @@ NO_BREAKS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class BloscEncoder:
-    """Encodes one chunk: bytes (little endian), Blosc with byte shuffle, crc32c.
+class ChunkEncoder:
+    """How chunks are encoded: packed, or as bytes (little endian) by Blosc with byte shuffle; a crc32c follows.
 
     The checksum comes last, so that a reader checks it before it decompresses anything.
     """
 
-    itemsize: int  # bytes of what is shuffled
+    compressor: str  # "packed", or of Blosc: "lz4" or "zstd"
+    itemsize: int  # bytes of an element, or of what is shuffled
     chunk_elements: int = 4096  # of a 1-D array, as `shard_elements`
     shard_elements: int = 4 * 2**20
-    name: str = "lz4"  # compressor inside Blosc
     delta: str = ""  # dtype of the elements where differences are stored, e.g. "<u4"; else empty
-
-    def __call__(self, values: NDArray[Any]) -> bytes:
-        """Return the encoded bytes of a contiguous array."""
-        from numcodecs import blosc
-
-        plain = values.reshape(-1)
-        if self.delta:
-            plain = np.diff(plain, prepend=plain.dtype.type(0))
-        # Blosc shuffles by the item size of the buffer.
-        packed = blosc.compress(plain.view(f"u{self.itemsize}"), self.name.encode(), 5, blosc.SHUFFLE)
-        return with_checksum(packed)
 
     def codecs(self) -> list[dict[str, Any]]:
         """Return the codecs of a chunk for ``zarr.json``."""
+        if self.compressor == "packed":
+            return [{"name": PACKED}, _CRC]
         settings = {
             "typesize": self.itemsize,
-            "cname": self.name,
+            "cname": self.compressor,
             "clevel": 5,
             "shuffle": "shuffle",
             "blocksize": 0,
@@ -491,53 +482,21 @@ class BloscEncoder:
         before = [{"name": "numcodecs.delta", "configuration": {"dtype": self.delta}}] if self.delta else []
         return [*before, little, {"name": "blosc", "configuration": settings}, _CRC]
 
+    def compress(self, values: NDArray[Any]) -> bytes:
+        """Return a contiguous chunk as Blosc compresses it, with its crc32c."""
+        from numcodecs import blosc
 
-@dataclass(frozen=True)
-class PackedEncoder:
-    """Encodes one chunk of unsigned integers with the packed codec and crc32c."""
-
-    itemsize: int  # bytes of an element: 1, 2, 4 or 8
-    chunk_elements: int = 16384
-    shard_elements: int = 16 * 2**20
-
-    def __call__(self, values: NDArray[Any]) -> bytes:
-        """Return the encoded bytes of a contiguous array."""
-        return encode_packed_chunk(values, NO_BREAKS)
-
-    def codecs(self) -> list[dict[str, Any]]:
-        """Return the codecs of a chunk for ``zarr.json``."""
-        return [{"name": PACKED}, _CRC]
-
-
-ChunkEncoder: TypeAlias = BloscEncoder | PackedEncoder
-"""Encoder of one chunk."""
-
-
-def _standard(dtype: np.dtype[Any], delta: str) -> ChunkEncoder:
-    """Return the encoder of the profile every Zarr v3 reader can follow."""
-    # The parts of complex numbers are shuffled.
-    return BloscEncoder(dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize)
-
-
-def _packed(dtype: np.dtype[Any], delta: str) -> ChunkEncoder:
-    """Return the encoder of the profile whose blocks are read one by one."""
-    return PackedEncoder(dtype.itemsize) if dtype.kind == "u" else _standard(dtype, delta)
-
-
-def _archive(dtype: np.dtype[Any], delta: str) -> ChunkEncoder:
-    """Return the encoder of the smallest profile."""
-    if dtype.kind != "u":
-        return _standard(dtype, delta)
-    return BloscEncoder(dtype.itemsize, 65536, 16 * 2**20, "zstd", delta)
+        plain = values.reshape(-1)
+        if self.delta:
+            plain = np.diff(plain, prepend=plain.dtype.type(0))
+        # Blosc shuffles by the item size of the buffer.
+        packed = blosc.compress(plain.view(f"u{self.itemsize}"), self.compressor.encode(), 5, blosc.SHUFFLE)
+        return with_checksum(packed)
 
 
 STANDARD = "standard"
 
-PROFILES: dict[str, Callable[[np.dtype[Any], str], ChunkEncoder]] = {
-    "packed": _packed,
-    STANDARD: _standard,
-    "archive": _archive,
-}
+PROFILES = ("packed", STANDARD, "archive")
 """The codec profiles of an atlas: fast random reads, codecs that any Zarr v3 reader knows, or the fewest bytes."""
 
 
@@ -551,15 +510,15 @@ def chunk_encoder(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = N
         raise StoreError(f"Unknown codec profile {profile!r}; known are {', '.join(PROFILES)}.")
     kind = np.dtype(dtype)
     values = np.empty(0, kind) if first is None else first
+    if profile == STANDARD or kind.kind != "u" or values.ndim != 1:
+        # The parts of complex numbers are shuffled.
+        return ChunkEncoder("lz4", kind.itemsize // 2 if kind.kind == "c" else kind.itemsize)
+    if profile == "packed":
+        return ChunkEncoder("packed", kind.itemsize, 16384, 16 * 2**20)
     ascents = values[1:] > values[:-1]
     ascending = len(ascents) and np.count_nonzero(ascents) * 8 >= ascents.size * 7
     delta = kind.newbyteorder("<").str if ascending else ""
-    return PROFILES[profile if values.ndim == 1 else STANDARD](kind, delta)
-
-
-def encode_packed_chunk(values: NDArray[Any], breaks: NDArray[np.int64]) -> bytes:
-    """Pack one chunk and add its crc32c; `breaks` are the places, ascending, where rows begin."""
-    return with_checksum(encode_packed(np.ascontiguousarray(values).reshape(-1), breaks).tobytes())
+    return ChunkEncoder("zstd", kind.itemsize, 65536, 16 * 2**20, delta)
 
 
 def encode_run(
@@ -570,31 +529,18 @@ def encode_run(
     `values` are contiguous rows, (c * chunk_rows, ...). `breaks` are places in them, ascending, where rows of a matrix
     begin; packed blocks follow these. The result holds c chunks together.
     """
-    n_chunks = len(values) // chunk_rows
-    if not n_chunks:
-        return []
-    if isinstance(encoder, PackedEncoder):
-        return _pack_run(values[: n_chunks * chunk_rows].reshape(-1), chunk_rows, breaks)
-    per_slab = max(1, min(_SLAB_BYTES * n_chunks // max(1, values.nbytes), -(-n_chunks // DECODE_THREADS)))
-
-    def encode(first: int) -> EncodedChunks:
-        last = min(first + per_slab, n_chunks)
-        chunks = [encoder(values[i * chunk_rows : (i + 1) * chunk_rows]) for i in range(first, last)]
-        return EncodedChunks(b"".join(chunks), np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64))
-
-    return map_decode(encode, range(0, n_chunks, per_slab))
-
-
-def _pack_run(values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64]) -> list[EncodedChunks]:
-    """Pack chunks, some at a time."""
-    n_chunks = values.size // chunk_rows
-    per_slab = max(1, min(_SLAB_CHUNKS, -(-n_chunks // DECODE_THREADS)))
-    starts = list(range(0, n_chunks, per_slab))
+    n_chunks, is_packed = len(values) // chunk_rows, encoder.compressor == "packed"
+    most = _SLAB_CHUNKS if is_packed else _SLAB_BYTES * n_chunks // max(1, values.nbytes)
+    per_slab = max(1, min(most, -(-n_chunks // DECODE_THREADS)))
+    starts = range(0, n_chunks, per_slab)
     edges = np.searchsorted(breaks, np.array([*starts, n_chunks]) * chunk_rows)
 
-    def pack(i: int) -> EncodedChunks:
+    def encode(i: int) -> EncodedChunks:
         first = starts[i] * chunk_rows
-        inside = breaks[edges[i] : edges[i + 1]] - first
-        return encode_packed_run(values[first : first + per_slab * chunk_rows], chunk_rows, inside)
+        slab = values[first : min(first + per_slab * chunk_rows, n_chunks * chunk_rows)]
+        if is_packed:
+            return encode_packed_run(slab.reshape(-1), chunk_rows, breaks[edges[i] : edges[i + 1]] - first)
+        chunks = [encoder.compress(slab[at : at + chunk_rows]) for at in range(0, len(slab), chunk_rows)]
+        return EncodedChunks(b"".join(chunks), np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64))
 
-    return map_decode(pack, range(len(starts)))
+    return map_decode(encode, range(len(starts)))

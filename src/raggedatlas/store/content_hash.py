@@ -41,13 +41,7 @@ class StreamingHash:
 
 
 def as_bits(values: NDArray[Any]) -> NDArray[Any]:
-    """Look at numbers as unsigned integers of their size, which is what compiled loops take; no copy where contiguous.
-
-    Examples
-    --------
-    >>> as_bits(np.array([0.0, -1.0], np.float16))
-    array([    0, 48128], dtype=uint16)
-    """
+    """Look at numbers as unsigned integers of their size, which is what compiled loops take; no copy where contiguous."""
     flat = np.ascontiguousarray(values).reshape(-1)
     return flat.view(f"u{flat.dtype.itemsize}")
 

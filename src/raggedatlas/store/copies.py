@@ -26,12 +26,6 @@ def local_copy(
 
     `beside` names files in the same folder, which are copied as well where they exist. Whether a local path exists is
     not checked. Raises `LimitError` for more than `MOST_COPIED` bytes, before they are fetched.
-
-    Examples
-    --------
-    >>> with local_copy("file:///data/labels.csv") as path:
-    ...     path.name
-    'labels.csv'
     """
     path = as_path(address, storage_options)
     if isinstance(path, Path):
@@ -125,12 +119,6 @@ def local_target(
 
     `overwrite` says whether what is in the object store may be replaced, which is checked before and after the block;
     for a local target the block decides. A web server is refused before anything is written.
-
-    Examples
-    --------
-    >>> with local_target("file:///data/labels.csv") as path:
-    ...     path.name
-    'labels.csv'
     """
     path = as_path(address, storage_options)
     if isinstance(path, Path):

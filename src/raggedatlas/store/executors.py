@@ -224,18 +224,14 @@ class _SubmittedTasks(Generic[T]):
 
     def _died(self, error: BaseException) -> WorkersError:
         what = "A worker died" if isinstance(error, BrokenExecutor) else "The executor takes no tasks"
-        return WorkersError(f"{what}: {plain_reason(error)}. {self.lost} {_why_died()}")
-
-
-def _why_died() -> str:
-    """Distinguish a script without a main guard, which every spawned process runs again, from a killed process."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    text = ""
-    if script is not None and Path(script).suffix == ".py" and Path(script).is_file():
-        text = Path(script).read_text(encoding="utf-8", errors="replace")
-    if text and "__main__" not in text:
-        return f"{script} starts the run when it is imported, which every spawned process does; put the call under if __name__ == '__main__':."
-    return "A worker was killed, or memory ran out; try fewer workers."
+        # A script without a main guard is run again by every spawned process.
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        text, why = "", "A worker was killed, or memory ran out; try fewer workers."
+        if script is not None and Path(script).suffix == ".py" and Path(script).is_file():
+            text = Path(script).read_text(encoding="utf-8", errors="replace")
+        if text and "__main__" not in text:
+            why = f"{script} starts the run when it is imported, which every spawned process does; put the call under if __name__ == '__main__':."
+        return WorkersError(f"{what}: {plain_reason(error)}. {self.lost} {why}")
 
 
 def _pickled(task: object) -> bytes:
@@ -318,16 +314,13 @@ def _portable(error: Exception, host: str) -> Exception:
 
 def _follow_parent() -> None:
     """End this process when the one that started it ends."""
-    from multiprocessing import parent_process
+    from multiprocessing import connection, parent_process
+
+    def end(sentinel: int) -> None:
+        connection.wait([sentinel])
+        # `sys.exit` would end only this thread, while the main thread may be in a task.
+        os._exit(1)
 
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_after(sentinel: int) -> None:
-    from multiprocessing import connection
-
-    connection.wait([sentinel])
-    # `sys.exit` would end only this thread, while the main thread may be in a task.
-    os._exit(1)
+        threading.Thread(target=end, args=(parent.sentinel,), daemon=True).start()

@@ -196,13 +196,7 @@ class Filter:
         return negation(self.to_sql(columns, depth + 1))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the condition in JSON's types; `filter_from_dict` reads it.
-
-        Examples
-        --------
-        >>> (col("n") > 3).to_dict()
-        {'operator': '>', 'column': 'n', 'value': 3}
-        """
+        """Return the condition in JSON's types; `filter_from_dict` reads it."""
         raise QueryError(f"{type(self).__name__} is no complete filter.")
 
     def leaves(self, columns: Columns) -> Iterator["Filter"]:
@@ -689,13 +683,7 @@ def warn_of_unknown(
 
 
 def suggest(text: str, known: Sequence[str]) -> str:
-    """Name what a misspelt value may have meant, or else what there is.
-
-    Examples
-    --------
-    >>> suggest("b", ["B cell", "T cell"]), suggest("x", ["B cell"])
-    ("Did you mean 'B cell'?", "Values are 'B cell'.")
-    """
+    """Name what a misspelt value may have meant, or else what there is."""
     folded = text.casefold()
     spelled = difflib.get_close_matches(folded, {value.casefold() for value in known}, n=3, cutoff=0.6)
     near = [value for value in known if value.casefold() in spelled]

@@ -151,7 +151,9 @@ class _BucketHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a listing, or with a range of a file."""
-        bucket, key, query = self._parts()
+        parts = urlsplit(self.path)
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        query = parse_qs(parts.query, keep_blank_values=True)
         owner = self.gateway()
         if owner is None or bucket != owner.bucket:
             self._refuse(403, "AccessDenied", "This is no public server.")
@@ -167,11 +169,6 @@ class _BucketHandler(BaseHTTPRequestHandler):
         self._refuse(403, "AccessDenied", "A published atlas is read-only.")
 
     do_PUT = do_POST = do_DELETE = _deny
-
-    def _parts(self) -> tuple[str, str, dict[str, list[str]]]:
-        parts = urlsplit(self.path)
-        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
-        return bucket, key, parse_qs(parts.query, keep_blank_values=True)
 
     def _send(self, owner: Gateway, key: str) -> None:
         try:

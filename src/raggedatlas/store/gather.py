@@ -205,11 +205,11 @@ class _ChunkTable:
                 return False
         return True
 
-    def native(self, frames: Frames) -> Array:
+    def native(self, frames: Frames) -> ctypes.Structure:
         """Return what the library takes, of some frames."""
         return self.array if frames is self.frames else self._array(frames)
 
-    def _array(self, frames: Frames) -> Array:
+    def _array(self, frames: Frames) -> ctypes.Structure:
         addresses, sizes, states = frames
         return Array(
             U64.address(addresses), I64.address(sizes), OUT_U8.address(states), len(sizes), I64.address(self.groups)
@@ -304,8 +304,11 @@ class RowGatherer:
         # Compiled code writes int32 columns; of a wider result it writes ranks, which `gather` replaces.
         self.wide_columns: NDArray[np.int64] | None = None
         if n_cols > np.iinfo(np.int32).max:
-            self.wide_columns, groups = _rank_columns(groups)
-            n_cols = len(self.wide_columns)
+            every = [group.column_map for group in groups]
+            wide = self.wide_columns = np.unique(np.concatenate([m[m >= 0] for m in every]))
+            ranks = [np.where(m >= 0, np.searchsorted(wide, m), m) for m in every]
+            groups = [replace(group, column_map=rank) for group, rank in zip(groups, ranks, strict=True)]
+            n_cols = len(wide)
         self.n_cols = n_cols
         self.columns = _ChunkTable([group.columns for group in groups], _UINT32, _as_columns)
         self.values = {
@@ -400,7 +403,16 @@ class RowGatherer:
         )
         found, longest, mapped = counted.tolist()
         if status != GOOD:
-            raise self._misplaced(group, start, end, row=found, outside=status == OUTSIDE)
+            g, first, last = int(group[found]), start[found], end[found]
+            reader = self.columns.readers[g]
+            if status == OUTSIDE:
+                raise CorruptError(
+                    f"A cell points to [{first}, {last}) of {reader.name}, which has {self.facts[g, 0]} entries; run validate()."
+                )
+            raise CorruptError(
+                f"A cell points to {last - first:,} entries of {reader.name}: it names a feature twice, or one that its list has not got"
+                f"{_advice(reader)}"
+            )
         order = order[:found][np.argsort(places[:found])] if found > 1 else order[:found]
         return _Rows(group, start, end - start, order, at, longest), bool(mapped)
 
@@ -410,7 +422,7 @@ class RowGatherer:
         columns: _Touched,
         table: _ChunkTable,
         values: _Touched,
-        out: Result,
+        out: ctypes.Structure,
         order: NDArray[np.int64],
     ) -> None:
         """Read some of the rows in the calling thread."""
@@ -429,7 +441,7 @@ class RowGatherer:
         if status != GOOD:
             raise (table if which.value else self.columns).fault(where.value, status)
 
-    def _room(self, longest: int, out: Result) -> tuple[Room, list[NDArray[Any]]]:
+    def _room(self, longest: int, out: ctypes.Structure) -> tuple[ctypes.Structure, list[NDArray[Any]]]:
         """Return the scratch of the calling thread, made when it first reads, and what must be kept while it is used."""
         if not hasattr(self.own, "chunks"):
             n_bytes = max(table.chunk_bytes for table in (self.columns, *self.values.values()))
@@ -444,22 +456,6 @@ class RowGatherer:
         kept: list[NDArray[Any]] = [*chunks, *extra]
         places = [OUT.address(item) for item in kept]
         return Room(*places[:3], chunks[0].size, *places[3:6], longest, *places[6:]), kept
-
-    def _misplaced(
-        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, row: int, outside: bool
-    ) -> CorruptError:
-        """Return the error of an invalid pointer."""
-        g = int(group[row])
-        reader = self.columns.readers[g]
-        if outside:
-            return CorruptError(
-                f"A cell points to [{start[row]}, {end[row]}) of {reader.name}, which has {self.facts[g, 0]} entries; run "
-                "validate()."
-            )
-        return CorruptError(
-            f"A cell points to {end[row] - start[row]:,} entries of {reader.name}: it names a feature twice, or one that its list "
-            f"has not got{_advice(reader)}"
-        )
 
 
 def _cut(order: NDArray[np.int64], lengths: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]]:
@@ -484,13 +480,6 @@ def _few_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.uint32], NDArra
             n += len(kept)
         bounds.append(n)
     return np.concatenate(wanted).astype(np.uint32), np.concatenate(targets).astype(np.int32), np.array(bounds)
-
-
-def _rank_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.int64], list[RowGroup]]:
-    """Return the columns that groups map to, ascending, and the groups mapped to places among these."""
-    columns = np.unique(np.concatenate([group.column_map[group.column_map >= 0] for group in groups]))
-    ranks = [np.where(m >= 0, np.searchsorted(columns, m), m) for m in (group.column_map for group in groups)]
-    return columns, [replace(group, column_map=rank) for group, rank in zip(groups, ranks, strict=True)]
 
 
 def _refuse_arrays(group: RowGroup) -> None:

@@ -18,16 +18,7 @@ FORMAT = 1
 
 
 class Stamps:
-    """Size and time of every file below a location, from one listing.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> place = Location(tempfile.mkdtemp())
-    >>> _ = place.write_bytes("a/b", b"123")
-    >>> Stamps(place).below("a")[:2]
-    (1, 3)
-    """
+    """Size and time of every file below a location, from one listing."""
 
     def __init__(self, location: Location) -> None:
         found = sorted(_local(location) if location.is_local else _remote(location))

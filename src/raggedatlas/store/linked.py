@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,13 +177,6 @@ def file_probe(read: Callable[[int, int], bytes], n_bytes: int) -> str:
     """Return the SHA-256 of the first and the last bytes of a file, `PROBE_BYTES` each.
 
     `read` takes an offset and a number of bytes. All bytes of a file shorter than `PROBE_BYTES` are hashed twice.
-
-    Examples
-    --------
-    >>> data = bytes(10_000)
-    >>> made = file_probe(lambda offset, n: data[offset : offset + n], len(data))
-    >>> made == hashlib.sha256(bytes(8192)).hexdigest()
-    True
     """
     n = min(n_bytes, PROBE_BYTES)
     return hashlib.sha256(read(0, n) + read(n_bytes - n, n)).hexdigest()
@@ -201,19 +194,30 @@ def fetch_ranges(source: LinkedSource, objects: SourceObjects, ranges: Ranges, t
     for number in numbers:
         _check_key(source, objects.keys[number])
     stamps = {number: _look_up(source, objects, number) for number in numbers} if local else {}
-    # Names and times can be the same although the content is not.
-    one_file = numbers == [0] and len(objects.keys) == 1
-    probe = _Probe.of(source, objects, stamps) if objects.probe and one_file else None
-    wanted = [part.ordered() for part in (ranges, *([probe.ranges] if probe else ()))]
+    # Names and times can be the same although the content is not. The strong ETag of a store says as much.
+    ends: Ranges | None = None
+    seen: tuple[object, ...] = ()
+    compared = local or source.is_copy or not (objects.etags and _is_strong(objects.etags[0]))
+    if objects.probe and compared and numbers == [0] and len(objects.keys) == 1:
+        n_bytes, etag = int(objects.n_bytes[0]), objects.etags[0]
+        seen = source.location.uri, n_bytes, int(objects.modified[0]), etag, objects.probe, *stamps.values()
+        if not process_cache("probed").get(seen):
+            n = min(n_bytes, PROBE_BYTES)
+            offsets, targets = np.array([0, n_bytes - n]), np.array([0, n])
+            ends = Ranges.of(np.zeros(2), offsets, np.full(2, n), targets, np.empty(2 * n, np.uint8))
+    wanted = [part.ordered() for part in (ranges, *([ends] if ends else ()))]
     if local:
         jobs = [job for part in wanted for job in part.jobs(LOCAL_BYTES)]
-        map_decode(lambda job: _read_local(source, objects, job, stamps[int(job.numbers[0])]), jobs)
+        map_decode(lambda job: _read_local(source, objects, job, stamps[int(job.numbers[0])][0]), jobs)
     else:
         jobs = [job for part in wanted for job in _joined(part)]
         total = sum(int(job.sizes.sum()) for job in jobs)
         (map_fetches if total <= _HELD_BYTES else map_requests)(lambda job: _read_remote(source, objects, job), jobs)
-    if probe is not None:
-        probe.compare(source, objects)
+    if ends is not None:
+        first, last = (half.tobytes() for half in np.split(ends.room, 2))
+        if file_probe(lambda offset, _: last if offset else first, int(objects.n_bytes[0])) != objects.probe:
+            raise _stale(source, objects, 0, "its size and time are those recorded, but it begins or ends differently")
+        process_cache("probed").put(seen, value=True)
 
 
 def iterate_object(source: LinkedSource, objects: SourceObjects, number: int) -> Iterator[memoryview]:
@@ -227,41 +231,6 @@ def iterate_object(source: LinkedSource, objects: SourceObjects, number: int) ->
         part = Ranges.of(np.array([number]), np.array([start]), np.array([len(room)]), np.zeros(1), room)
         fetch_ranges(source, objects, part)
         yield room.data
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """The first and last bytes of a file, which this process has not compared yet."""
-
-    key: object
-    ranges: Ranges
-
-    @classmethod
-    def of(cls, source: LinkedSource, objects: SourceObjects, stamps: dict[int, "_Seen"]) -> "_Probe | None":
-        """Return what is to be read, None where it was compared before or an ETag says as much."""
-        etag, n_bytes = objects.etags[0], int(objects.n_bytes[0])
-        if not stamps and _is_strong(etag) and not source.is_copy:
-            return None
-        key = (source.location.uri, n_bytes, int(objects.modified[0]), etag, objects.probe, *stamps.values())
-        if process_cache("probed").get(key):
-            return None
-        n = min(n_bytes, PROBE_BYTES)
-        targets, offsets = np.array([0, n]), np.array([0, n_bytes - n])
-        return cls(key, Ranges.of(np.zeros(2), offsets, np.full(2, n), targets, np.empty(2 * n, np.uint8)))
-
-    def compare(self, source: LinkedSource, objects: SourceObjects) -> None:
-        """Refuse a file that begins or ends differently."""
-        first, last = (half.tobytes() for half in np.split(self.ranges.room, 2))
-        if file_probe(lambda offset, _: last if offset else first, int(objects.n_bytes[0])) != objects.probe:
-            raise _stale(source, objects, 0, "its size and time are those recorded, but it begins or ends differently")
-        process_cache("probed").put(self.key, value=True)
-
-
-class _Seen(NamedTuple):
-    """A local file as it was looked up; the time of the last change of its entry tells when it was exchanged."""
-
-    stamp: Stamp
-    changed: int
 
 
 def _is_strong(etag: str) -> bool:
@@ -322,18 +291,18 @@ def _path(source: LinkedSource, key: str) -> Path:
     return source.location.path / key if key else source.location.path
 
 
-def _look_up(source: LinkedSource, objects: SourceObjects, number: int) -> _Seen:
-    """Compare a local file with its record without opening it."""
+def _look_up(source: LinkedSource, objects: SourceObjects, number: int) -> tuple[Stamp, int]:
+    """Compare a local file with its record without opening it; also return when its entry was changed, which tells when it was exchanged."""
     key = objects.keys[number]
     try:
         with store_errors(f"read {source.shown(key)}, to which the dataset {source.dataset!r} is linked"):
             info = _path(source, key).stat(follow_symlinks=_may_be_symlink(source, key))
     except FileNotFoundError:
         raise _stale(source, objects, number, "it is missing") from None
-    return _Seen(_compare_local(source, objects, number, info), info.st_ctime_ns)
+    return _compare_local(source, objects, number, info), info.st_ctime_ns
 
 
-def _read_local(source: LinkedSource, objects: SourceObjects, job: Ranges, seen: _Seen) -> None:
+def _read_local(source: LinkedSource, objects: SourceObjects, job: Ranges, stamp: Stamp) -> None:
     """Read ranges of one local file, which must be the recorded one before and after."""
     number = int(job.numbers[0])
     key = objects.keys[number]
@@ -345,7 +314,7 @@ def _read_local(source: LinkedSource, objects: SourceObjects, job: Ranges, seen:
         ):
 
             def check() -> None:
-                if _compare_local(source, objects, number, os.fstat(file.fileno())) != seen.stamp:
+                if _compare_local(source, objects, number, os.fstat(file.fileno())) != stamp:
                     raise _stale(source, objects, number, "it was replaced while it was read")
 
             check()
@@ -412,15 +381,11 @@ def _request(source: LinkedSource, objects: SourceObjects, number: int, start: i
     if etag and (found := quoted_tag(meta["e_tag"] or "")) != etag:
         raise _stale(source, objects, number, f"its ETag is {found or 'missing'} instead of {etag}")
     # Where a strong ETag says that the bytes are the same, it does not matter when they were put there.
-    modified = int(objects.modified[number]) if _is_strong(etag) else _nanoseconds(meta["last_modified"])
+    written = (meta["last_modified"] - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    modified = int(objects.modified[number]) if _is_strong(etag) else written
     _compare(source, objects, number, size=int(meta["size"]), modified=modified)
     if len(data) != stop - start:
         raise StoreError(
             f"{shown}: the server sent {len(data):,} of {stop - start:,} bytes at byte {start:,}; run it again."
         )
     return data
-
-
-def _nanoseconds(when: datetime) -> int:
-    """Return nanoseconds since 1970."""
-    return (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000

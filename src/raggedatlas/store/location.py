@@ -586,22 +586,9 @@ class Location:
             return replace(self, uri=whole.rpartition("/")[0]) if self.prefix else self
         return Location(whole.rpartition("/")[0], self.storage_options) if whole.count("/") > 2 else self
 
-    @property
-    def parents(self) -> "list[Location]":
-        """The folders above a member, the nearest first."""
-        above, path = [], self
-        while path._below:
-            path = path.parent
-            above.append(path)
-        return above
-
     def with_name(self, name: str) -> "Location":
         """Return another member of the same folder."""
         return self.parent / name
-
-    def relative_to(self, other: "Location") -> str:
-        """Return the path of a member below another one."""
-        return self._below.removeprefix(other._below).lstrip("/")
 
     def absolute(self) -> "Location":
         """Return this location."""
@@ -635,10 +622,6 @@ class Location:
         if self.is_local:
             return self.path.is_dir()
         return not self.is_web and next(self.below(), None) is not None
-
-    def is_symlink(self) -> bool:
-        """Return False: object stores have no links."""
-        return False
 
     def iterdir(self) -> "Iterator[Location]":
         """Iterate over the members of the folder."""
@@ -874,6 +857,11 @@ def as_path(address: Address, storage_options: Mapping[str, str] | None = None) 
         return parse_local(text)
     place = Location(text, dict(storage_options or {}))
     return place.path if place.is_local else place
+
+
+def as_location(path: AnyPath) -> Location:
+    """Return the location of what `as_path` made."""
+    return path if isinstance(path, Location) else Location(str(path))
 
 
 def anonymous_options(address: str) -> dict[str, str]:

@@ -32,13 +32,7 @@ Files = Mapping[str, FileEntry]
 
 
 class Manifest(BaseModel):
-    """A set of files, as stored.
-
-    Examples
-    --------
-    >>> Manifest(files={"cells.lance/data/a.lance": FileEntry(3, "f" * 64)}).to_bytes()[:10]
-    b'{"files":{'
-    """
+    """A set of files, as stored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

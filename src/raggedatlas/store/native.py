@@ -95,88 +95,29 @@ _int, _long, _uint, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, 
 _where, _which = ctypes.POINTER(_long), ctypes.POINTER(_int)
 
 
-def _fields(**kinds: str) -> list[tuple[str, Any]]:
-    """Return the fields of a structure: names by type."""
-    known = {"pointers": _pointer, "longs": _long, "ints": _int}
-    # A keyword cannot repeat, so a later run of a type has trailing underscores; the order is that of the struct.
-    return [(name, known[kind.rstrip("_")]) for kind, names in kinds.items() for name in names.split()]
+def _structure(name: str, fields: str) -> type[ctypes.Structure]:
+    """Declare a structure of the header: pointers begin with ``*``, ``:`` ends a field of 32 bits, others have 64."""
+    kinds = [_pointer if field[0] == "*" else _int if field[-1] == ":" else _long for field in fields.split()]
+    named = [field.strip("*:") for field in fields.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": [*zip(named, kinds, strict=True)]})
 
 
-class Chunks(ctypes.Structure):
-    """``struct ra_chunks``."""
-
-    _fields_ = _fields(pointers="addresses sizes", longs="n")
-
-
-class Pieces(ctypes.Structure):
-    """``struct ra_pieces``."""
-
-    _fields_ = _fields(pointers="bounds sources lengths targets", longs="n")
-
-
-class Rows(ctypes.Structure):
-    """``struct ra_rows``."""
-
-    _fields_ = _fields(
-        pointers="order",
-        longs="n_order",
-        pointers_="group column_start value_start length at",
-        longs_="n_rows n_groups",
-    )
+Chunks = _structure("ra_chunks", "*addresses *sizes n")
+Pieces = _structure("ra_pieces", "*bounds *sources *lengths *targets n")
+Rows = _structure("ra_rows", "*order n_order *group *column_start *value_start *length *at n_rows n_groups")
+Array = _structure("ra_array", "*addresses *sizes *states n_slots *groups")
+Maps = _structure("ra_maps", "*columns *bounds *monotone *wanted *targets *wanted_bounds")
+Result = _structure("ra_result", "*columns *values *counts n n_columns type:")
+Room = _structure(
+    "ra_room", "*column_chunk *value_chunk *work chunk_bytes *found *values *numbers longest *words *slots"
+)
+Csr = _structure("ra_csr", "*bounds n_rows *columns n itemsize:")  # made by `csr_of`
+RaColumns = _structure("ra_columns", "*bounds *columns n n_entries")
+Manifests = _structure("ra_manifests", "*bounds *chunks *modes *starts *counts *items n n_dims n_blocks n_items")
+RaFragments = _structure("ra_fragments", "*is_run *starts *counts n *rows n_rows")
 
 
-class Array(ctypes.Structure):
-    """``struct ra_array``."""
-
-    _fields_ = _fields(pointers="addresses sizes states", longs="n_slots", pointers_="groups")
-
-
-class Maps(ctypes.Structure):
-    """``struct ra_maps``."""
-
-    _fields_ = _fields(pointers="columns bounds monotone wanted targets wanted_bounds")
-
-
-class Result(ctypes.Structure):
-    """``struct ra_result``."""
-
-    _fields_ = _fields(pointers="columns values counts", longs="n n_columns", ints="type")
-
-
-class Room(ctypes.Structure):
-    """``struct ra_room``."""
-
-    _fields_ = _fields(
-        pointers="column_chunk value_chunk work", longs="chunk_bytes", pointers_="found values numbers", longs_="longest",
-        pointers__="words slots",
-    )  # fmt: skip
-
-
-class Csr(ctypes.Structure):
-    """``struct ra_csr``, made by `csr_of`."""
-
-    _fields_ = _fields(pointers="bounds", longs="n_rows", pointers_="columns", longs_="n", ints="itemsize")
-
-
-class RaColumns(ctypes.Structure):
-    """``struct ra_columns``."""
-
-    _fields_ = _fields(pointers="bounds columns", longs="n n_entries")
-
-
-class Manifests(ctypes.Structure):
-    """``struct ra_manifests``."""
-
-    _fields_ = _fields(pointers="bounds chunks modes starts counts items", longs="n n_dims n_blocks n_items")
-
-
-class RaFragments(ctypes.Structure):
-    """``struct ra_fragments``."""
-
-    _fields_ = _fields(pointers="is_run starts counts", longs="n", pointers_="rows", longs_="n_rows")
-
-
-def csr_of(indptr: NDArray[np.int64], columns: NDArray[Any]) -> Csr:
+def csr_of(indptr: NDArray[np.int64], columns: NDArray[Any]) -> ctypes.Structure:
     """Describe rows of a sparse matrix to compiled functions; the arrays live as long as the description.
 
     `indptr`, (n_rows + 1,), bounds the rows among all of `columns` and need not start at 0. `columns` may be of any

@@ -160,13 +160,6 @@ def read_term_table(source: Any, ontology: str | None = None, release: str = "")
 
     Raises `SourceError` if columns are missing, ids are repeated, a parent is no term of the table, or terms form a
     cycle.
-
-    Examples
-    --------
-    >>> table = {"id": ["MY:1", "MY:2"], "name": ["arm", "hand"], "part_of": [None, "MY:1"]}
-    >>> terms = read_term_table(table, release="2026-11")
-    >>> terms.version, terms.count_under([0]), terms.count_under([0], part_of=False)
-    ('MY 2026-11', 2, 1)
     """
     if isinstance(source, str) and source in (known := packaged_ontologies() if "." not in source else {}):
         return read_packaged(known[source])

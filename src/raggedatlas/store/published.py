@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -32,7 +32,7 @@ from raggedatlas.store.cache_folder import CacheFolder
 from raggedatlas.store.location import Location, read_blocks, write_pieces
 from raggedatlas.store.manifests import FileEntry
 from raggedatlas.store.runtime import LRUCache
-from raggedatlas.store.web import MOST_AT_ONCE
+from raggedatlas.store.web import MOST_AT_ONCE, WebFolder
 
 HEAD = "head.json"
 """The file that a reader begins with."""
@@ -131,14 +131,7 @@ class Head(BaseModel):
 
 
 def write_index(places: Mapping[str, PackedFile]) -> tuple[bytes, int]:
-    """Write an index: lines of text sorted by path, compressed with Zstandard. Return it and its uncompressed length.
-
-    Examples
-    --------
-    >>> data, n_bytes = write_index({"lance_db/a": PackedFile("data-0123456789abcdef.pack", 0, 3, "0" * 64)})
-    >>> len(pa.decompress(data, n_bytes, "zstd", asbytes=True).decode().split())
-    5
-    """
+    """Write an index: lines of text sorted by path, compressed with Zstandard. Return it and its uncompressed length."""
     lines = (
         "\t".join([path, one.pack, str(one.offset), str(one.n_bytes), one.sha256])
         for path, one in sorted(places.items())
@@ -175,24 +168,6 @@ def parse_index(data: bytes, head: Head, address: str) -> dict[str, PackedFile]:
     return places
 
 
-class Folder(Protocol):
-    """A flat folder of files somewhere."""
-
-    @property
-    def address(self) -> str:
-        """The address."""
-
-    @property
-    def merged_gap(self) -> int:
-        """Bytes that are fetched in the time of another request."""
-
-    def read(self, name: str, most: int) -> bytes:
-        """Return all bytes of a file; `LimitError` if it has more than `most`."""
-
-    def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
-        """Return a range of a file of a size."""
-
-
 @dataclass(frozen=True)
 class StoredFolder:
     """A folder on this machine or in an object store."""
@@ -210,7 +185,7 @@ class StoredFolder:
         return BLOCK if self.location.is_local else 1 << 20
 
     def read(self, name: str, most: int) -> bytes:
-        """Return all bytes of a file."""
+        """Return all bytes of a file; `LimitError` if it has more than `most`."""
         data = bytearray()
         for piece in read_blocks(self.location, name):
             data += piece
@@ -219,8 +194,12 @@ class StoredFolder:
         return bytes(data)
 
     def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
-        """Return a range of a file."""
+        """Return a range of a file of a size."""
         return self.location.read_range(name, start, stop - start)
+
+
+Folder: TypeAlias = StoredFolder | WebFolder
+"""A flat folder of files somewhere."""
 
 
 @dataclass(frozen=True)
@@ -318,9 +297,6 @@ class PublishedFiles:
             return b""
         if self._trusted is not None:
             return self._read_whole(path, place, self._trusted)[start:stop]
-        return self._range(path, place, start, stop)
-
-    def _range(self, path: str, place: PackedFile, start: int, stop: int) -> bytes:
         begin, end = place.offset + start, place.offset + stop
         first, last = begin // BLOCK, -(-end // BLOCK)
         if not path.startswith(TABLES) and not self._may_fetch_blocks(place.pack, first, last, end - begin):
@@ -508,11 +484,6 @@ def plan_packs(files: Iterable[tuple[str, int, str]], most: int) -> dict[str, li
     `files` are path, length and SHA-256 of each, in order; the hash is empty where it is not known. A pack has at most
     `most` bytes, unless it is one larger file. A file never changes, so a pack of the same files has the same bytes and
     the same name.
-
-    Examples
-    --------
-    >>> [len(paths) for paths in plan_packs([("a", 3, ""), ("b", 3, ""), ("c", 9, "")], 6).values()]
-    [2, 1]
     """
     parts: list[list[tuple[str, int, str]]] = []
     n_bytes = 0

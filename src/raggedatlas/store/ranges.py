@@ -6,7 +6,6 @@ import io
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,14 +79,6 @@ def quoted_tag(tag: str) -> str:
     return f'W/"{tag[2:]}"' if tag.startswith("W/") else f'"{tag}"'
 
 
-@dataclass(frozen=True)
-class _Span:
-    """Blocks in a row that one request fetches."""
-
-    first: int
-    last: int
-
-
 class Blocks:
     """The blocks of one remote file that are held, and the numbers of those on their way.
 
@@ -121,9 +112,9 @@ class Blocks:
         }
         self._load(_spans([block for block in sorted(wanted) if not self.holds(block)], self.block))
 
-    def _load(self, spans: Iterable[_Span]) -> None:
+    def _load(self, spans: Iterable[range]) -> None:
         for span in spans:
-            self._coming.update(block for block in range(span.first, span.last) if block not in self._held)
+            self._coming.update(block for block in span if block not in self._held)
             submit_request(self._try, span)
 
     def read_into(self, offset: int, room: memoryview) -> int:
@@ -164,17 +155,17 @@ class Blocks:
         self._load(others)
         return self._fetch(own)[: self.block]
 
-    def _try(self, span: _Span) -> None:
+    def _try(self, span: range) -> None:
         # An error is raised to who reads the block, who then fetches it again.
         try:
             self._fetch(span)
         except AtlasError:
             pass
         finally:
-            self._coming.difference_update(range(span.first, span.last))
+            self._coming.difference_update(span)
 
-    def _fetch(self, span: _Span) -> memoryview:
-        start, stop = span.first * self.block, min(span.last * self.block, self.size)
+    def _fetch(self, span: range) -> memoryview:
+        start, stop = span.start * self.block, min(span.stop * self.block, self.size)
         data, facts = self._get(start, stop)
         if not facts.is_same(self.facts):
             raise StoreError(f"{self.shown} was replaced while it was read; run it again.")
@@ -183,7 +174,7 @@ class Blocks:
                 f"{self.shown}: the server sent {len(data):,} of {stop - start:,} bytes at byte {start:,}; the file was cut short there."
             )
         whole = memoryview(data)
-        self._keep(span.first, whole)
+        self._keep(span.start, whole)
         return whole
 
     def _keep(self, first: int, whole: memoryview) -> None:
@@ -210,15 +201,15 @@ class Blocks:
             raise NotFoundError(f"There is no file {self.shown}; check the address.") from None
 
 
-def _spans(blocks: list[int], size: int) -> list[_Span]:
+def _spans(blocks: list[int], size: int) -> list[range]:
     """Join neighbouring blocks of a size into requests of at most `_REQUEST_BYTES`."""
     most, gap = _REQUEST_BYTES // size, BRIDGED_BYTES // size
-    spans: list[_Span] = []
+    spans: list[range] = []
     for block in blocks:
-        if spans and block - spans[-1].last <= gap and block - spans[-1].first < most:
-            spans[-1] = _Span(spans[-1].first, block + 1)
+        if spans and block - spans[-1].stop <= gap and block - spans[-1].start < most:
+            spans[-1] = range(spans[-1].start, block + 1)
         else:
-            spans.append(_Span(block, block + 1))
+            spans.append(range(block, block + 1))
     return spans
 
 

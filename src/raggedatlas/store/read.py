@@ -14,11 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError, StaleSourceError, ValuesError
 from raggedatlas.model.arrays import MAX_CHUNK_BYTES, ArraySpec
-from raggedatlas.store.codecs import (
-    ChunkDecoder,
-    array_decoder,
-    extend_checksum,
-)
+from raggedatlas.store.codecs import ChunkDecoder, array_decoder, extend_checksum
 from raggedatlas.store.file_arrays import FileArray, read_pieces
 from raggedatlas.store.linked import LinkedSource, check_sizes, damaged_chunk, open_linked
 from raggedatlas.store.location import Location, list_files
@@ -432,19 +428,42 @@ def _refuse_hollow(reader: ArrayReader, plan: ChunkPieces, linked: FileArray | N
 
 def _read_wave(reader: ArrayReader, plan: ChunkPieces, wave: slice, out: NDArray[Any]) -> None:
     """Decode some chunks and place their pieces; the threads share the chunks in runs."""
-    n = len(plan.chunks[wave])
-    if reader.decoder is None:
+    n, decoder, spec = len(plan.chunks[wave]), reader.decoder, reader.spec
+    if decoder is None:
         _decode_foreign(reader, plan, range(wave.start, wave.start + n), out)
         return
     frames = fetch_frames(reader, plan.chunks[wave])
     n_tasks = min(reader.threads, -(-n // _CHUNKS_PER_TASK))
     edges = [n * task // n_tasks for task in range(n_tasks + 1)]
-    runs = list(pairwise(edges))
+    kind = native_kind(reader)
 
     def decode(run: tuple[int, int]) -> None:
-        _decode_run(reader, plan, wave.start, frames, run, out=out)
+        target = _Target(plan, np.empty(spec.chunk_shape, spec.dtype), np.full(spec.chunk_shape[1:], spec.fill()), out)
+        i, stop = run
+        while i < stop:
+            if kind is not None:
+                # `frames` counts from the start of the wave, the plan from the first chunk of the read.
+                stored = frames.addresses[i:stop], frames.sizes[i:stop]
+                status, n = target.place(*stored, wave.start + i, kind=kind, checksum=decoder.checksum)
+                i += n
+                if status == GOOD:
+                    return
+                # Blosc with another compressor than LZ4: numcodecs decodes this chunk, and the library goes on after it.
+                if status != OTHER_FRAME:
+                    raise bad_chunk(reader, int(plan.chunks[wave.start + i]), FAULTS[status])
+            size = int(frames.sizes[i])
+            try:
+                if size < 0:
+                    target.scratch[:] = target.fill
+                else:
+                    raw = (ctypes.c_uint8 * size).from_address(int(frames.addresses[i]))
+                    decoder(memoryview(raw), target.scratch)
+            except CorruptError as error:
+                raise bad_chunk(reader, int(plan.chunks[wave.start + i]), str(error)) from error
+            target.place_scratch(wave.start + i)
+            i += 1
 
-    map_decode(decode, runs)
+    map_decode(decode, list(pairwise(edges)))
 
 
 def _read_complete_rows(
@@ -609,39 +628,6 @@ def native_kind(reader: ArrayReader) -> int | None:
     return PACKED if is_packed(reader) else {"none": PLAIN, "blosc": BLOSC}.get(decoder.compressor)
 
 
-def _decode_run(
-    reader: ArrayReader,
-    plan: ChunkPieces,
-    offset: int,
-    frames: Frames,
-    run: tuple[int, int],
-    *,
-    out: NDArray[Any],
-) -> None:
-    """Decode one run of a wave's chunks in the calling thread."""
-    decoder, spec = reader.decoder, reader.spec
-    target = _Target(plan, np.empty(spec.chunk_shape, spec.dtype), np.full(spec.chunk_shape[1:], spec.fill()), out)
-    kind = native_kind(reader)
-    i, stop = run
-    while i < stop:
-        if kind is not None and decoder is not None:
-            # `frames` counts from the start of the wave, the plan from the first chunk of the read.
-            stored = frames.addresses[i:stop], frames.sizes[i:stop]
-            status, n = target.place(*stored, offset + i, kind=kind, checksum=decoder.checksum)
-            i += n
-            if status == GOOD:
-                return
-            # Blosc with another compressor than LZ4: numcodecs decodes this chunk, and the library goes on after it.
-            if status != OTHER_FRAME:
-                raise bad_chunk(reader, int(plan.chunks[offset + i]), FAULTS[status])
-        try:
-            _decode_one(decoder, frames, i, target.scratch, target.fill)
-        except CorruptError as error:
-            raise bad_chunk(reader, int(plan.chunks[offset + i]), str(error)) from error
-        target.place_scratch(offset + i)
-        i += 1
-
-
 @dataclass(frozen=True)
 class _Target:
     """Where the pieces of a plan go, and the room of one thread."""
@@ -680,18 +666,6 @@ class _Target:
                 _bytes_of(self.fill), self.fill.nbytes, _bytes_of(self.out), self.out.nbytes, where,
             )  # fmt: skip
         return status, sizes.size if status == GOOD else where.value
-
-
-def _decode_one(
-    decoder: ChunkDecoder | None, frames: Frames, i: int, scratch: NDArray[Any], fill: NDArray[Any]
-) -> None:
-    """Decode one chunk through Python, for codecs that the library does not know."""
-    size = int(frames.sizes[i])
-    if size < 0 or decoder is None:
-        scratch[:] = fill
-        return
-    raw = (ctypes.c_uint8 * size).from_address(int(frames.addresses[i]))
-    decoder(memoryview(raw), scratch)
 
 
 def _decode_foreign(reader: ArrayReader, plan: ChunkPieces, chunks: range, out: NDArray[Any]) -> None:

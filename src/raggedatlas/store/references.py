@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +27,7 @@ _NAMES, _LENGTHS, _PROBE = b"raggedatlas.arrays", b"raggedatlas.n_chunks", b"rag
 
 
 def references_file(uid: str, sha256: str) -> str:
-    """Return the path of a dataset's references below the Zarr store; in a bundle, the name of their member.
-
-    Examples
-    --------
-    >>> references_file("d1", "ab" * 32)
-    'd1/references.abababababababab.arrow'
-    """
+    """Return the path of a dataset's references below the Zarr store; in a bundle, the name of their member."""
     # By content: references that a later call writes replace none that a snapshot reads.
     return f"{uid}/references.{sha256[:16]}.arrow"
 
@@ -66,16 +59,7 @@ class ChunkTable:
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """The references of one source.
-
-    Examples
-    --------
-    >>> objects = SourceObjects(("",), np.array([100]), np.array([0]), ("",))
-    >>> table = ChunkTable(np.zeros(2, np.int32), np.array([10, 50]), np.array([40, -1]))
-    >>> read = References.from_bytes(References(objects, {"X/data": table}).to_bytes(), "a file")
-    >>> read.arrays["X/data"].offsets.tolist(), read.arrays["X/data"].sizes.tolist()
-    ([10, 0], [40, -1])
-    """
+    """The references of one source."""
 
     objects: SourceObjects
     arrays: Mapping[str, ChunkTable]  # name of each array -> its chunks
@@ -103,7 +87,7 @@ class References:
         ends = (offsets + sizes)[order]
         lists = {
             "array": array[order],
-            "chunk": _differences(chunk[order]),
+            "chunk": np.diff(chunk[order], prepend=np.zeros(1, chunk.dtype)),
             "gap": offsets[order] - np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]]),
             "size": sizes[order],
         }
@@ -189,11 +173,6 @@ class References:
                 column[chunk[own]] = values[own]
             arrays[name] = made
         return cls(objects, arrays)
-
-
-def _differences(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the differences of neighbours, the first from 0."""
-    return np.diff(values, prepend=np.zeros(1, values.dtype))
 
 
 def _integers(column: pa.ChunkedArray | pa.Array) -> NDArray[np.int64]:

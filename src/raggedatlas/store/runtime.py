@@ -130,14 +130,11 @@ def prefetch(items: Iterable[A], depth: int = 1) -> Generator[A, None, None]:
     `items` is used from the background thread alone; what it raises is raised here, in its turn. `depth` items may be
     ready before the caller asks for them. Close the generator (`contextlib.closing`) where the iteration may end early;
     an item in production is waited for.
-
-    Examples
-    --------
-    >>> list(prefetch("abc"))
-    ['a', 'b', 'c']
     """
     iterator = iter(items)
-    with closing(prefetch_map(lambda _: _take_one(iterator), repeat(None), threads=1, depth=depth)) as taken:
+    # A future cannot raise StopIteration, and an item may be falsy, so each comes in a tuple, of which () is the end.
+    pairs = prefetch_map(lambda _: next(((item,) for item in iterator), ()), repeat(None), threads=1, depth=depth)
+    with closing(pairs) as taken:
         for item in taken:
             if not item:
                 return
@@ -152,11 +149,6 @@ def prefetch_map(
     `items` is iterated on the caller's thread; with `threads` of 0 the results are computed there, too, on demand.
     `depth` results are finished or being computed beyond the one handed over. What `function` raised is raised when its
     turn comes; nothing is started after it.
-
-    Examples
-    --------
-    >>> list(prefetch_map(abs, [-3, 1, -2], threads=2, depth=2))
-    [3, 1, 2]
     """
     if threads == 0:
         yield from map(function, items)
@@ -174,28 +166,12 @@ def prefetch_map(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _take_one(iterator: Iterator[A]) -> tuple[A, ...]:
-    """Return the next item in a tuple, or () at the end: a future cannot raise StopIteration, and an item may be falsy."""
-    for item in iterator:
-        return (item,)
-    return ()
-
-
 class BackgroundWriter:
     """Runs jobs one after the other on one background thread while the caller prepares the next.
 
     At most `depth` jobs are unfinished. Leaving the context waits for all jobs and raises the error of a failed one. If
     the context is left with an error, the running job is waited for, the others are cancelled, and their errors are
     dropped.
-
-    Examples
-    --------
-    >>> done = []
-    >>> with BackgroundWriter() as write:
-    ...     for i in range(3):
-    ...         write(lambda i=i: done.append(i))
-    >>> done
-    [0, 1, 2]
     """
 
     def __init__(self, depth: int = 1) -> None:
@@ -331,13 +307,6 @@ class ScratchFile:
     """Array of unknown length in a temporary file, which disappears with the array.
 
     Its memory belongs to the page cache, which the system may write out and reuse.
-
-    Examples
-    --------
-    >>> with ScratchFile(np.int32) as file:
-    ...     file.append(np.array([1, 2], np.int32))
-    ...     file.array().tolist()
-    [1, 2]
     """
 
     def __init__(self, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
@@ -461,14 +430,7 @@ def find_shared(name: str) -> Any | None:  # noqa: ANN401  (what `share` was giv
 
 
 def shared_pool() -> BufferPool:
-    """Return the pool shared by all that process large blocks at the same time; it lives while one of them does.
-
-    Examples
-    --------
-    >>> pool = shared_pool()
-    >>> shared_pool() is pool
-    True
-    """
+    """Return the pool shared by all that process large blocks at the same time; it lives while one of them does."""
     return share("blocks", lambda: BufferPool(SHARED_BUFFERS, SHARED_BYTES))
 
 
@@ -501,12 +463,6 @@ def warnings_as(
     each other's, permanently. So only one thread at a time may be inside.
 
     `message` is a regular expression that matches the beginning of a warning's message.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> with warnings_as("ignore"):
-    ...     warnings.warn("nobody reads this", stacklevel=1)
     """
     with _WARNING_FILTERS, warnings.catch_warnings():
         warnings.filterwarnings(action, message, category)
@@ -518,10 +474,6 @@ def release_unused_memory() -> None:
 
     Reading a long column leaves many small freed blocks, which the C library keeps for the thread that allocated them;
     other threads would allocate new memory instead of reusing it.
-
-    Examples
-    --------
-    >>> release_unused_memory()
     """
     pa.default_memory_pool().release_unused()
     trim = _malloc_trim()

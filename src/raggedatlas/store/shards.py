@@ -281,11 +281,14 @@ def forget_indexes(location: Location) -> None:
 def _fetch_index(location: Location, key: str, n_chunks: int, span: Span | None) -> Shard:
     """Fetch the index of a remote shard from the disk cache, or else from the store."""
     name = _shard_name(location, key, span)
-    shard = _held_index(location, name, n_chunks)
-    if shard is not None:
-        return shard
-    n_bytes = index_bytes(n_chunks)
-    wanted = n_bytes if location.disk_cache else max(n_bytes, SMALL_SHARD)
+    cache, n_bytes = location.disk_cache, index_bytes(n_chunks)
+    held = None if cache is None else cache.read_tail(_cache_name(location, name), n_bytes)
+    if cache is not None and held is not None:
+        try:
+            return Shard(parse_index(*held, name), held[1])
+        except CorruptError:
+            cache.forget(_cache_name(location, name))
+    wanted = n_bytes if cache else max(n_bytes, SMALL_SHARD)
     try:
         if span is None:
             tail, size = _fetch_tail(location, key, wanted)
@@ -318,19 +321,6 @@ def fetch_chunks(
         cache.write_chunks(name, index[missing], fetched, shard.size, compose_index(shard.index))
     remaining = iter(fetched)
     return [next(remaining) if data is None else data for data in held]
-
-
-def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
-    """Look up a shard index in the disk cache; damaged copies are removed."""
-    cache = location.disk_cache
-    tail = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
-    if cache is None or tail is None:
-        return None
-    try:
-        return Shard(parse_index(*tail, name), tail[1])
-    except CorruptError:
-        cache.forget(_cache_name(location, name))
-        return None
 
 
 def _cache_name(location: Location, name: str) -> str:
@@ -405,13 +395,7 @@ def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
 
 
 def hash_shard(pieces: Iterable[Piece]) -> bytes:
-    """Return the length of a shard (uint64, little-endian) and the SHA-256 of its bytes: 40 bytes.
-
-    Examples
-    --------
-    >>> hash_shard([b"ab", b"c"]) == hash_shard([b"abc"])
-    True
-    """
+    """Return the length of a shard (uint64, little-endian) and the SHA-256 of its bytes: 40 bytes."""
     content, n_bytes = hashlib.sha256(), 0
     for piece in pieces:
         content.update(piece)
@@ -425,13 +409,7 @@ def shard_entry(n_bytes: int, sha256: bytes) -> bytes:
 
 
 def shards_below(folder: str, keys: Iterable[str]) -> dict[int, str]:
-    """Return which of some keys are the shards of an array in a folder: number -> key.
-
-    Examples
-    --------
-    >>> shards_below("csr/indices/c", ["csr/indices/c/0", "csr/indices/zarr.json"])
-    {0: 'csr/indices/c/0'}
-    """
+    """Return which of some keys are the shards of an array in a folder: number -> key."""
     below = {key: key.removeprefix(f"{folder}/").partition("/")[0] for key in keys if key.startswith(f"{folder}/")}
     return {int(number): key for key, number in below.items() if number.isdecimal()}
 

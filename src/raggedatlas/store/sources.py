@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.model.records import Link, read_json
 from raggedatlas.store.linked import LinkedSource
-from raggedatlas.store.location import AnyPath, Location
+from raggedatlas.store.location import AnyPath, Location, as_location
 
 Sources: TypeAlias = Literal["allow", "deny", "ask"] | Callable[[str], "bool | Mapping[str, str]"]
 """What `open` takes as `sources`: may the files that datasets are linked to be read?"""
@@ -53,8 +53,11 @@ class SourceAccess:
     def __getstate__(self) -> dict[str, object]:
         """Give other processes the answers that are known; whoever would be asked for more may be in this one only."""
         rule = self.rule
-        if rule == "ask" or (callable(rule) and not _is_picklable(rule)):
+        try:
+            pickle.dumps(rule)
+        except (pickle.PicklingError, TypeError, AttributeError):
             rule = _refuse
+        rule = _refuse if rule == "ask" else rule
         return {**vars(self), "rule": rule}
 
     def remember(self, source: str, place: Location) -> None:
@@ -80,8 +83,9 @@ class SourceAccess:
                     self._known[source] = self._decide(source)
         place = self._known[source]
         if place is None:
+            shown = repr(self.rule) if isinstance(self.rule, str) else "<callable>"
             raise StoreError(
-                f"The dataset {dataset!r} is linked to {source}, which may not be read: the atlas was opened with sources={self._shown()}. "
+                f"The dataset {dataset!r} is linked to {source}, which may not be read: the atlas was opened with sources={shown}. "
                 "Open it with sources='allow', or drop the dataset."
             )
         return LinkedSource(place, dataset)
@@ -125,18 +129,9 @@ class SourceAccess:
             return Location(source)
         return Location(str(self.atlas.path / source))
 
-    def _shown(self) -> str:
-        return repr(self.rule) if isinstance(self.rule, str) else "<callable>"
-
 
 def copy_path(uid: str, sha256: str) -> str:
-    """Return the path below the Zarr store of the copy of a linked source: a file, or a folder if the original is one.
-
-    Examples
-    --------
-    >>> copy_path("d1", "ab" * 32)
-    'd1/source.abababababababab'
-    """
+    """Return the path below the Zarr store of the copy of a linked source: a file, or a folder if the original is one."""
     return f"{uid}/source.{sha256[:16]}"
 
 
@@ -164,14 +159,6 @@ def _refuse(address: str) -> bool:
     return False
 
 
-def _is_picklable(rule: object) -> bool:
-    try:
-        pickle.dumps(rule)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return False
-    return True
-
-
 def recorded_address(place: AnyPath, atlas: Location) -> str:
     """Return the address of a file as an atlas records it.
 
@@ -183,7 +170,7 @@ def recorded_address(place: AnyPath, atlas: Location) -> str:
     >>> recorded_address(Path("/data/x.h5ad"), Location("/data/atlas"))
     '../x.h5ad'
     """
-    location = place if isinstance(place, Location) else Location(str(place))
+    location = as_location(place)
     if location.is_web:
         names = {name.lower() for name, _ in parse_qsl(urlsplit(location.uri).query, keep_blank_values=True)}
         if names - _PLAIN_PARAMETERS:

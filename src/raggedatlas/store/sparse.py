@@ -17,13 +17,7 @@ _ENTRIES_PER_THREAD = 2**18
 
 
 def count_columns(indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:
-    """Count how often every column is named; columns outside ``0..n_columns - 1`` are not counted.
-
-    Examples
-    --------
-    >>> count_columns(np.array([1, 1, 7, -1]), 3)
-    array([0, 2, 0])
-    """
+    """Count how often every column is named; columns outside ``0..n_columns - 1`` are not counted."""
     counts = np.zeros(n_columns, np.int64)
     columns = np.ascontiguousarray(indices)
     library().ra_count_columns(columns, columns.size, columns.itemsize, counts, n_columns)
@@ -136,11 +130,6 @@ def sorting_order(indptr: NDArray[np.int64], indices: NDArray[Any], n_columns: i
     """Find the order that sorts the entries of every row by column; equal columns keep their order.
 
     `indptr` starts at 0. With the result, ``indices[order]`` ascends in every row. Errors are those of `remap_csr`.
-
-    Examples
-    --------
-    >>> sorting_order(np.array([0, 2, 4]), np.array([5, 3, 1, 1]), 6)
-    array([1, 0, 2, 3])
     """
     return remap_csr(indptr, indices, np.arange(len(indices)), np.arange(n_columns), n_columns)[2]
 
@@ -165,13 +154,6 @@ def move_runs(
 
     `values` are converted to the dtype of `out`. If a run lies outside `values` or `out`, a `CorruptError` is raised,
     and some runs may have been copied.
-
-    Examples
-    --------
-    >>> out = np.zeros(3, np.int64)
-    >>> move_runs(np.arange(5), np.array([3, 0]), np.array([2, 1]), np.array([0, 2]), out)
-    >>> out
-    array([3, 4, 0])
     """
     values, size = np.ascontiguousarray(values, out.dtype), out.itemsize
     if library().ra_move_runs(values, len(values), starts, counts, targets, len(starts), size, out, len(out)) != GOOD:

@@ -79,24 +79,12 @@ def quote_identifier(name: str) -> str:
 
 
 def equals(column: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
-    """Write the condition that a column holds a value.
-
-    Examples
-    --------
-    >>> equals("uid", "it's")
-    "`uid` = 'it''s'"
-    """
+    """Write the condition that a column holds a value."""
     return comparison(column, "=", value)
 
 
 def comparison(column: str, operator: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
-    """Write the comparison of a column with a value.
-
-    Examples
-    --------
-    >>> comparison("spatial.x", ">=", 1.5)
-    '`spatial`.`x` >= 1.5'
-    """
+    """Write the comparison of a column with a value."""
     return f"{quote_identifier(column)} {operator} {quote_literal(value)}"
 
 
@@ -113,57 +101,27 @@ def in_list(column: str, values: Iterable[Any]) -> str:
 
 
 def is_null(column: str) -> str:
-    """Write the condition that a column has no value.
-
-    Examples
-    --------
-    >>> is_null("global_index")
-    '`global_index` IS NULL'
-    """
+    """Write the condition that a column has no value."""
     return f"{quote_identifier(column)} IS NULL"
 
 
 def is_not_null(column: str) -> str:
-    """Write the condition that a column has a value.
-
-    Examples
-    --------
-    >>> is_not_null("spatial.zarr_group")
-    '`spatial`.`zarr_group` IS NOT NULL'
-    """
+    """Write the condition that a column has a value."""
     return f"{quote_identifier(column)} IS NOT NULL"
 
 
 def all_of(*conditions: str) -> str:
-    """Join conditions that must all hold; none at all holds.
-
-    Examples
-    --------
-    >>> all_of(equals("n", 1), is_null("uid")), all_of()
-    ('(`n` = 1) AND (`uid` IS NULL)', 'TRUE')
-    """
+    """Join conditions that must all hold; none at all holds."""
     return " AND ".join(f"({condition})" for condition in conditions) or "TRUE"
 
 
 def any_of(*conditions: str) -> str:
-    """Join conditions of which one must hold; none at all never holds.
-
-    Examples
-    --------
-    >>> any_of("a", "b"), any_of()
-    ('(a) OR (b)', 'FALSE')
-    """
+    """Join conditions of which one must hold; none at all never holds."""
     return " OR ".join(f"({condition})" for condition in conditions) or "FALSE"
 
 
 def negation(condition: str) -> str:
-    """Write the condition that another one is false.
-
-    Examples
-    --------
-    >>> negation("a = 1")
-    'NOT (a = 1)'
-    """
+    """Write the condition that another one is false."""
     return f"NOT ({condition})"
 
 
@@ -308,35 +266,17 @@ def value_by_dataset(values: Mapping[str, str | None]) -> str:
 
 
 def is_missing(column: Target) -> str:
-    """Write the condition that a column has no value.
-
-    Examples
-    --------
-    >>> is_missing(Target("n", pa.int64()))
-    '`n` IS NULL'
-    """
+    """Write the condition that a column has no value."""
     return f"{column.sql} IS NULL"
 
 
 def is_present(column: Target) -> str:
-    """Write the condition that a column has a value.
-
-    Examples
-    --------
-    >>> is_present(Target("n", pa.int64()))
-    '`n` IS NOT NULL'
-    """
+    """Write the condition that a column has a value."""
     return f"{column.sql} IS NOT NULL"
 
 
 def text_matches(column: Target, function: str, text: str) -> str:
-    """Write the condition that a text column begins with a text (``starts_with``) or contains it (``contains``).
-
-    Examples
-    --------
-    >>> text_matches(Target("donor", pa.string()), "contains", "D")
-    "contains(`donor`, 'D')"
-    """
+    """Write the condition that a text column begins with a text (``starts_with``) or contains it (``contains``)."""
     if column.family != "text":
         raise QueryError(f"The column {column.name!r} holds {column.type}; {function} needs text.")
     return f"{function}({column.sql}, {quote_literal(text)})"
@@ -399,11 +339,6 @@ def parenthesized(where: str | None) -> str | None:
     """Enclose a filter in parentheses, after checking that nothing in it can close them early.
 
     Lance's parser ignores everything after a complete expression, so ``"n = 1) or so"`` would pass as ``"n = 1"``.
-
-    Examples
-    --------
-    >>> parenthesized("tissue = 'a)' AND (n > 1)")
-    "(tissue = 'a)' AND (n > 1))"
     """
     if where is None:
         return None
@@ -437,13 +372,7 @@ def create_view(name: str, columns: Mapping[str, str], source: str, present: str
 
 
 def create_table(name: str, columns: str = "", source: str = "") -> str:
-    """Return the definition of a temporary table for DuckDB: with some columns and no rows, or with all of a source.
-
-    Examples
-    --------
-    >>> create_table("a", "uid VARCHAR"), create_table("a", source="b")
-    ('CREATE TEMP TABLE "a" (uid VARCHAR)', 'CREATE TEMP TABLE "a" AS FROM b')
-    """
+    """Return the definition of a temporary table for DuckDB: with some columns and no rows, or with all of a source."""
     return f"CREATE TEMP TABLE {_name(name)} " + (f"AS FROM {source}" if source else f"({columns})")
 
 

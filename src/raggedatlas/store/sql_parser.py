@@ -85,11 +85,6 @@ def filter_from_dict(given: Mapping[str, Any], depth: int = 0) -> Filter:
     """Read what `Filter.to_dict` returns, nested `depth` levels deep in another filter.
 
     Missing and unknown keys raise `TypeError`, which `Query.from_dict` converts.
-
-    Examples
-    --------
-    >>> filter_from_dict({"operator": "not", "filter": {"operator": "isin", "column": "n", "values": [1, 2]}})
-    ~(col('n').isin([1, 2]))
     """
     if depth > DEEPEST:
         raise QueryError(f"The filter nests more than {DEEPEST} levels deep; use isin for lists of values.")
@@ -237,7 +232,7 @@ class _Parser:
             if not following or following[0].kind not in {"word", "quoted"}:
                 break
             parts.append(following[0])
-        names = [_unquoted(part) for part in parts]
+        names = [p.text if p.kind == "word" else p.text[1:-1].replace(p.text[0] * 2, p.text[0]) for p in parts]
         # The longest name first: `percent.mt` can be a column, or the field `mt` of a column `percent`.
         for n in range(len(parts), 0, -1):
             name = self.columns.find(".".join(names[:n]), exact=any(p.kind == "quoted" for p in parts[:n]))
@@ -267,13 +262,12 @@ class _Parser:
         return _Token("column", target.sql, name)
 
     def disjunction(self, tokens: Sequence[_Token], depth: int = 0) -> Filter:
-        """Parse conditions joined by OR, which binds weakest."""
-        parts = [self._conjunction(part, depth) for part in self._split(tokens, "OR")]
+        """Parse conditions joined by OR, which binds weakest, and AND."""
+        parts: list[Filter] = []
+        for part in self._split(tokens, "OR"):
+            joined = [self._single(one, depth) for one in self._split(part, "AND")]
+            parts.append(joined[0] if len(joined) == 1 else Combination("AND", tuple(joined)))
         return parts[0] if len(parts) == 1 else Combination("OR", tuple(parts))
-
-    def _conjunction(self, tokens: Sequence[_Token], depth: int) -> Filter:
-        parts = [self._single(part, depth) for part in self._split(tokens, "AND")]
-        return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
 
     def _split(self, tokens: Sequence[_Token], word: str) -> list[Sequence[_Token]]:
         """Split at a word outside parentheses, except at the AND of a BETWEEN."""
@@ -411,13 +405,6 @@ class _Parser:
             f"The filter {self.text!r} cannot be used: {why}; write one expression, "
             "e.g. \"cell_type = 'T cell' AND n_genes > 200\"."
         )
-
-
-def _unquoted(token: _Token) -> str:
-    if token.kind == "word":
-        return token.text
-    quote = token.text[0]
-    return token.text[1:-1].replace(quote * 2, quote)
 
 
 def _partner(tokens: Sequence[_Token]) -> int:

@@ -124,25 +124,13 @@ def lance_kind(error: BaseException) -> Kind:
 
 
 def plain_reason(error: BaseException) -> str:
-    """Return the first line of an error without the lines of source that Rust names, and without a debug print.
-
-    Examples
-    --------
-    >>> plain_reason(ValueError("Ref is invalid: x, /build/lance/rust/lance/src/refs.rs:10:5"))
-    'Ref is invalid: x'
-    """
+    """Return the first line of an error without the lines of source that Rust names, and without a debug print."""
     text = str(error).split("\n\nDebug source", 1)[0].strip().split("\n", 1)[0]
     return _LEADING.sub("", _SOURCE_LINE.sub("", text)).rstrip(" .,")
 
 
 def served_error(error: BaseException) -> AtlasError | None:
-    """Return the error of a published atlas that its gateway answered with, or None for any other.
-
-    Examples
-    --------
-    >>> served_error(OSError("<Code>RaggedAtlasCorruptError</Code><Message>It has 2 &lt; 3 bytes.</Message>"))
-    CorruptError('It has 2 < 3 bytes.')
-    """
+    """Return the error of a published atlas that its gateway answered with, or None for any other."""
     found = _SERVED.search(str(error))
     if found is None:
         return None
@@ -355,11 +343,6 @@ def refused_columns(schema: pa.Schema) -> dict[str, str]:
     """Return the columns that Lance does not store or read back, by an empty table in memory: name -> reason.
 
     Adding a column to a table checks fewer rules than creating one, and leaves a table that cannot be read.
-
-    Examples
-    --------
-    >>> [*refused_columns(pa.schema({"uid": pa.string(), "_rowid": pa.int64()}))]
-    ['_rowid']
     """
     import lance
 

@@ -115,14 +115,6 @@ class Tables:
 
     In a session, which `hold` and `resume` begin, unpinned tables stay open, at the version that was the newest or that
     the last commit through this object made, and what was read of manifests is shared.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from raggedatlas.store.location import Location
-    >>> tables = Tables(Location(tempfile.mkdtemp()))
-    >>> tables.names()
-    []
     """
 
     location: Location  # the folder ``lance_db``
@@ -955,19 +947,15 @@ def index_serves(table: "lance.LanceDataset", where: str | None) -> bool:
     """
     if where is None or not _GROUPS.search(where):
         return True
-    return not any(_has_holes(fragment) for fragment in table.get_fragments())
+    # Row ids without holes are one range of some bytes; long lists of them are in a file of their own.
+    metas = (fragment.metadata.row_id_meta for fragment in table.get_fragments())
+    ids = ("" if meta is None else meta.json() for meta in metas)
+    return not any(len(one) > _SHORT or "External" in one for one in ids)
 
 
 def _at_once(location: Location, table: "lance.LanceDataset") -> dict[str, Any]:
     """Return scan options: for a small table in an object store, read all columns together with those of the filter instead of afterwards."""
     return {} if location.is_local or table.count_rows() > _SMALL_ROWS else {"late_materialization": False}
-
-
-def _has_holes(fragment: "lance.LanceFragment") -> bool:
-    # Row ids without holes are one range of some bytes; long lists of them are in a file of their own.
-    meta = fragment.metadata.row_id_meta
-    ids = "" if meta is None else meta.json()
-    return len(ids) > _SHORT or "External" in ids
 
 
 def walk(
@@ -1004,13 +992,7 @@ def walk(
 
 
 def plain(rows: pa.Table) -> pa.Table:
-    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance.
-
-    Examples
-    --------
-    >>> plain(pa.table({"t": pa.array(["B", "T"]).dictionary_encode()})).schema.field("t").type
-    DataType(string)
-    """
+    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance."""
     for i, column in enumerate(rows.schema):
         if pa.types.is_dictionary(column.type):
             value = column.with_type(column.type.value_type)

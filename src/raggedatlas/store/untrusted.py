@@ -155,7 +155,11 @@ def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uin
             for path, node in nodes.items():
                 arrays[path] = check_array_metadata(path, node)
         return
-    array = None if name in _NO_BYTES else _array_of(arrays, key)
+    array, path = None, "" if name in _NO_BYTES else key
+    # How many parts of the key are below the array depends on its rank and key encoding.
+    while path and array is None:
+        path = path.rpartition("/")[0]
+        array = arrays.get(path)
     if array is None:
         return
     # A part of a shard is an inner chunk and can be checked; a part of a plain chunk is no frame.
@@ -191,17 +195,6 @@ def _nodes(folder: str, name: str, metadata: dict[str, Any]) -> dict[str, dict[s
     inner = (metadata.get("consolidated_metadata") or {}).get("metadata") or {}
     arrays.update({below + key: node for key, node in inner.items() if node.get("node_type") == "array"})
     return arrays
-
-
-def _array_of(arrays: dict[str, StoredArray], key: str) -> StoredArray | None:
-    """Find the array that a chunk key belongs to."""
-    path = key
-    # How many parts of the key are below the array depends on its rank and key encoding.
-    while path:
-        path = path.rpartition("/")[0]
-        if path in arrays:
-            return arrays[path]
-    return None
 
 
 def _check_v3(path: str, metadata: Mapping[str, Any]) -> StoredArray:
@@ -378,11 +371,6 @@ def _deflate_bytes(data: NDArray[np.uint8], room: int) -> int:
     return total
 
 
-def _lz4_bytes(data: NDArray[np.uint8], _: int) -> int:
-    """Return the size in the head of a numcodecs LZ4 frame."""
-    return int.from_bytes(data[:4].tobytes(), "little")
-
-
 def _counted_bytes(name: str) -> Callable[[NDArray[np.uint8], int], int]:
     """Return a counter for bz2 or lzma, whose frames do not say their size."""
 
@@ -417,7 +405,7 @@ _FRAMES: dict[str, Callable[[NDArray[np.uint8], int], int]] = {
     "zstd": lambda data, _: zstd_declared_bytes(data),
     "gzip": _deflate_bytes,
     "zlib": _deflate_bytes,
-    "lz4": _lz4_bytes,
+    "lz4": lambda data, _: int.from_bytes(data[:4].tobytes(), "little"),
     "bz2": _counted_bytes("bz2"),
     "lzma": _counted_bytes("lzma"),
 }

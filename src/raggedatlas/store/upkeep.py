@@ -136,7 +136,16 @@ def compact(tables: Tables, name: str, least: int = 0) -> bool:
             return False
         tables.keep(name, table)
         if not _read(table, [f for f in table.get_fragments() if f.fragment_id not in old_ids]):
-            _undo(tables, name, int(table.version), before)
+            bad = int(table.version)
+            tables.forget(name)
+            is_newest = tables.version(name) == bad
+            if is_newest:
+                tables.restore(name, before)
+            outcome = f"version {before} has been restored" if is_newest else f"the last good version is {before}"
+            raise CorruptError(
+                f"Table {name!r} of {tables.location.uri} does not read back after compaction (version {bad}); {outcome}. "
+                "Please report this with the table's schema."
+            )
         return True
 
     return tables.retry(name, once)
@@ -154,18 +163,6 @@ def _read(table: "lance.LanceDataset", fragments: "Sequence[lance.LanceFragment]
             raise
         return False
     return n_rows == sum(int(f.count_rows()) for f in fragments)
-
-
-def _undo(tables: Tables, name: str, bad: int, before: int) -> None:
-    tables.forget(name)
-    is_newest = tables.version(name) == bad
-    if is_newest:
-        tables.restore(name, before)
-    outcome = f"version {before} has been restored" if is_newest else f"the last good version is {before}"
-    raise CorruptError(
-        f"Table {name!r} of {tables.location.uri} does not read back after compaction (version {bad}); {outcome}. "
-        "Please report this with the table's schema."
-    )
 
 
 def index(tables: Tables, name: str, column: str, kind: str, *, least: int = 1) -> bool:
@@ -261,20 +258,12 @@ def count_old_versions(tables: Tables, name: str, older_than: timedelta) -> int:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a version of a table has of rows that are to be removed."""
+class Remainder:
+    """What is left of a fragment, or of a version of a table, after rows are removed."""
 
-    n_rows: int  # how many of them there are
-    rewritten: bool  # whether files of this version have any of them, or rows that were deleted before
-
-
-@dataclass(frozen=True)
-class _Rest:
-    """What is left of a fragment: rows removed from it, whether it had to be written again, and the fragments instead of it."""
-
-    n_rows: int
-    rewritten: bool
-    fragments: "tuple[FragmentMetadata, ...]"
+    n_rows: int  # how many of them there were
+    rewritten: bool  # whether its files had any of them, or rows that were deleted before
+    fragments: "tuple[FragmentMetadata, ...]"  # what is instead of it
 
 
 class RowRemoval:
@@ -287,24 +276,43 @@ class RowRemoval:
 
     def __init__(self, tables: Tables, name: str, where: str, versions: Sequence[int]) -> None:
         self.tables, self.name, self._where = tables, name, where
-        self._rests: dict[Hashable, _Rest] = {}
+        self._rests: dict[Hashable, Remainder] = {}
         self._unread: set[Hashable] = set()
         self._written: dict[Hashable, lance.LanceFragment] = {}
         self._fragments: dict[int, list[Hashable]] = {}
         with filter_errors(where, tables.open(name)):
-            self._rewrite_fragments(versions)
+            # The fragments of many versions are written at once.
+            batch: dict[Hashable, lance.LanceFragment] = {}
+            last: lance.LanceDataset | None = None
+            n_rows = 0
+            for version in versions:
+                table = self._at(version)
+                fragments = {_identity(f.metadata): f for f in table.get_fragments()}
+                self._fragments[version] = [*fragments]
+                fresh = {key: f for key, f in fragments.items() if key not in batch and key not in self._rests}
+                numbers = {f.fragment_id for f in batch.values()}
+                # Row addresses begin with the number of a fragment, which keeps it where columns are added to it.
+                clash = any(f.fragment_id in numbers for f in fresh.values())
+                n_rows += sum(f.metadata.physical_rows for f in fresh.values())
+                if last is not None and (clash or n_rows > LARGE_ROWS or last.lance_schema != table.lance_schema):
+                    self._rewrite(last, batch)
+                    batch, n_rows = {}, 0
+                batch |= fresh
+                last = table
+            if last is not None:
+                self._rewrite(last, batch)
 
-    def find(self, version: int) -> Found:
-        """Tell what a version has of the rows."""
+    def find(self, version: int) -> Remainder:
+        """Tell what a version has of the rows, and of which fragments it consists without them."""
         rests = [self._rests[key] for key in self._fragments[version]]
-        return Found(sum(rest.n_rows for rest in rests), any(rest.rewritten for rest in rests))
+        fragments = tuple(fragment for rest in rests for fragment in rest.fragments)
+        return Remainder(sum(rest.n_rows for rest in rests), any(rest.rewritten for rest in rests), fragments)
 
     def write(self, version: int) -> int:
         """Make a version without the rows, and without indexes, the newest version; return its number. `read_back` is to follow."""
         import lance
 
-        rests = [self._rests[key] for key in self._fragments[version]]
-        wanted = {_identity(fragment): fragment for rest in rests for fragment in rest.fragments}
+        wanted = {_identity(fragment): fragment for fragment in self.find(version).fragments}
         table, newest = self._at(version), self.tables.open(self.name)
         if not _alike(newest, table):
             self.read_back()
@@ -341,28 +349,6 @@ class RowRemoval:
         with lance_errors(self.tables.uri(self.name)):
             return self.tables.open(self.name).checkout_version(version)
 
-    def _rewrite_fragments(self, versions: Sequence[int]) -> None:
-        """Write the fragments of all versions anew, those of many at once."""
-        batch: dict[Hashable, lance.LanceFragment] = {}
-        last: lance.LanceDataset | None = None
-        n_rows = 0
-        for version in versions:
-            table = self._at(version)
-            fragments = {_identity(f.metadata): f for f in table.get_fragments()}
-            self._fragments[version] = [*fragments]
-            fresh = {key: f for key, f in fragments.items() if key not in batch and key not in self._rests}
-            numbers = {f.fragment_id for f in batch.values()}
-            # Row addresses begin with the number of a fragment, which keeps it where columns are added to it.
-            clash = any(f.fragment_id in numbers for f in fresh.values())
-            n_rows += sum(f.metadata.physical_rows for f in fresh.values())
-            if last is not None and (clash or n_rows > LARGE_ROWS or last.lance_schema != table.lance_schema):
-                self._rewrite(last, batch)
-                batch, n_rows = {}, 0
-            batch |= fresh
-            last = table
-        if last is not None:
-            self._rewrite(last, batch)
-
     def _rewrite(self, table: "lance.LanceDataset", fragments: "Mapping[Hashable, lance.LanceFragment]") -> None:
         """Write fragments without the rows, and without those that were deleted before."""
         if not fragments:
@@ -378,14 +364,14 @@ class RowRemoval:
         owner, offset = split_addresses(addresses)
         left_over: list[str] = []
 
-        def one(fragment: "lance.LanceFragment") -> _Rest:
+        def one(fragment: "lance.LanceFragment") -> Remainder:
             rows = offset[owner == fragment.fragment_id].tolist()
             left = fragment.delete_rows(rows) if rows else fragment.metadata
             if left is None or left.deletion_file is None:
-                return _Rest(len(rows), bool(rows), () if left is None else (left,))
+                return Remainder(len(rows), bool(rows), () if left is None else (left,))
             if rows:
                 left_over.append(left.deletion_file.path(fragment.fragment_id))
-            return _Rest(len(rows), rewritten=True, fragments=_materialize_deletions(table, left))
+            return Remainder(len(rows), rewritten=True, fragments=_materialize_deletions(table, left))
 
         rests = dict(zip(fragments, map_decode(one, [*fragments.values()]), strict=True))
         self._rests |= rests

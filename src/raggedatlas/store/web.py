@@ -46,13 +46,7 @@ _ZENODO_DOI = "10.5281/zenodo."
 
 @dataclass(frozen=True)
 class WebFolder:
-    """A folder of files on a web server.
-
-    Examples
-    --------
-    >>> WebFolder.of("https://lab.org/lung.atlas").url("head.json")
-    'https://lab.org/lung.atlas/head.json'
-    """
+    """A folder of files on a web server."""
 
     address: str  # the folder, as messages show it
     before: str  # what stands before the name of a file in its address
@@ -156,45 +150,43 @@ class WebFolder:
 
     def read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
         """Return the bytes of a file from `start` to `stop`; the server must confirm that the whole file has `size`."""
-        headers = {"Range": f"bytes={start}-{stop - 1}"}
-        return self._get(name, headers, lambda answer: self._body(name, answer, start, stop, size))
+        shown = self._shown(name)
 
-    def _body(self, name: str, answer: "BaseHTTPResponse", start: int, stop: int, size: int) -> bytes:
-        shown, whole = self._shown(name), start == 0 and stop == size
-        if answer.status == 416:
-            raise CorruptError(
-                f"{shown} has fewer than {stop:,} bytes; {size:,} are listed. It was replaced or cut short."
-            )
-        _refuse_encoded(shown, answer)
-        if answer.status == 206:
-            unit, _, span = answer.headers.get("Content-Range", "").partition(" ")
-            said, _, total = span.partition("/")
-            if unit.lower() != "bytes" or said != f"{start}-{min(stop, size) - 1}":
-                raise StoreError(
-                    f"{shown}: the server answered with other bytes ({span or 'no range'}) than {start}-{stop - 1}."
-                )
-            if total not in {"*", str(size)}:
+        def take(answer: "BaseHTTPResponse") -> bytes:
+            if answer.status == 416:
                 raise CorruptError(
-                    f"{shown} has {total} bytes, {size:,} are listed: it was replaced. Open the atlas again."
+                    f"{shown} has fewer than {stop:,} bytes; {size:,} are listed. It was replaced or cut short."
                 )
-        elif not whole:
-            raise StoreError(
-                f"{shown}: the server does not serve parts of a file (HTTP ranges), which are needed to read it without copying it; "
-                "copy the folder to this machine, or put it on a server with ranges."
-            )
-        room, began = bytearray(), time.perf_counter()
-        # One byte more than wanted tells a body that is too long.
-        while len(room) <= stop - start and (piece := answer.read(stop - start + 1 - len(room), decode_content=False)):
-            room += piece
-        if len(room) < stop - start:
-            raise _IncompleteError(
-                f"{shown}: the server sent {len(room):,} of {stop - start:,} bytes at byte {start:,}."
-            )
-        if len(room) > stop - start:
-            raise CorruptError(f"{shown}: the server sent more than the {stop - start:,} bytes that were asked for.")
-        if len(room) > _MEASURED_BYTES:
-            self._note(1, len(room) / max(time.perf_counter() - began, 1e-6))
-        return bytes(room)
+            _refuse_encoded(shown, answer)
+            if answer.status == 206:
+                unit, _, span = answer.headers.get("Content-Range", "").partition(" ")
+                said, _, total = span.partition("/")
+                if unit.lower() != "bytes" or said != f"{start}-{min(stop, size) - 1}":
+                    raise StoreError(
+                        f"{shown}: the server answered with other bytes ({span or 'no range'}) than {start}-{stop - 1}."
+                    )
+                if total not in {"*", str(size)}:
+                    raise CorruptError(
+                        f"{shown} has {total} bytes, {size:,} are listed: it was replaced. Open the atlas again."
+                    )
+            elif start != 0 or stop != size:
+                raise StoreError(
+                    f"{shown}: the server does not serve parts of a file (HTTP ranges), which are needed to read it without copying it; "
+                    "copy the folder to this machine, or put it on a server with ranges."
+                )
+            room, most, began = bytearray(), stop - start, time.perf_counter()
+            # One byte more than wanted tells a body that is too long.
+            while len(room) <= most and (piece := answer.read(most + 1 - len(room), decode_content=False)):
+                room += piece
+            if len(room) < most:
+                raise _IncompleteError(f"{shown}: the server sent {len(room):,} of {most:,} bytes at byte {start:,}.")
+            if len(room) > most:
+                raise CorruptError(f"{shown}: the server sent more than the {most:,} bytes that were asked for.")
+            if len(room) > _MEASURED_BYTES:
+                self._note(1, len(room) / max(time.perf_counter() - began, 1e-6))
+            return bytes(room)
+
+        return self._get(name, {"Range": f"bytes={start}-{stop - 1}"}, take)
 
     def _note(self, which: int, value: float) -> None:
         self._pace[which] += _WEIGHT * (value - self._pace[which])
@@ -207,7 +199,7 @@ class WebFolder:
         for attempt in range(ATTEMPTS):
             if attempt:
                 self.sleep(wait)
-            wait = _backoff(attempt + 1)
+            wait = min(LONGEST_WAIT, 0.25 * 2.0 ** (attempt + 1)) * random.uniform(0.5, 1.0)
             try:
                 with _allowed(self._resolved.get(first, (first, 0.0))[0]):
                     answer = self._follow(first, headers)
@@ -344,27 +336,28 @@ def _allowed(url: str) -> Iterator[None]:
 def _make_manager(*, public: bool) -> "PoolManager":
     """Return a pool of connections, which with `public` refuses addresses of this machine and of private networks."""
     import urllib3
-    from urllib3.connection import HTTPConnection, HTTPSConnection
-    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
     manager = urllib3.PoolManager(**_pool_settings())
+
+    def guarded(pool: Any) -> Any:  # noqa: ANN401  (a class of urllib3)
+        class Connection(pool.ConnectionCls):  # type: ignore[misc]
+            def _new_conn(self) -> Any:  # noqa: ANN401  (a socket)
+                socket = super()._new_conn()
+                # The address that was connected to is looked at, not the one that a name had before: names can be given other addresses meanwhile.
+                address = ipaddress.ip_address(socket.getpeername()[0].partition("%")[0])
+                if not (getattr(address, "ipv4_mapped", None) or address).is_global:
+                    socket.close()
+                    raise StoreError(
+                        f"The server redirects to {self.host}, which is in this machine or a private network ({address}); that is not "
+                        "followed. Give allow_redirects=True if you trust it."
+                    )
+                return socket
+
+        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+
     if public:
-        # The address that was connected to is looked at, not the one that a name had before: names can be given other addresses meanwhile.
-        class Plain(HTTPConnection):
-            def _new_conn(self) -> Any:  # noqa: ANN401  (a socket)
-                return _checked(super()._new_conn(), self.host)
-
-        class Secure(HTTPSConnection):
-            def _new_conn(self) -> Any:  # noqa: ANN401  (a socket)
-                return _checked(super()._new_conn(), self.host)
-
-        class PlainPool(HTTPConnectionPool):
-            ConnectionCls = Plain
-
-        class SecurePool(HTTPSConnectionPool):
-            ConnectionCls = Secure
-
-        manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
+        pools = manager.pool_classes_by_scheme
+        manager.pool_classes_by_scheme = {scheme: guarded(pool) for scheme, pool in pools.items()}
     return manager
 
 
@@ -372,22 +365,6 @@ def _pool_settings() -> dict[str, Any]:
     import urllib3
 
     return {"num_pools": 32, "maxsize": MOST_PER_HOST, "timeout": urllib3.Timeout(connect=15, read=60)}
-
-
-def _checked(socket: Any, host: str) -> Any:  # noqa: ANN401  (a socket)
-    address = ipaddress.ip_address(socket.getpeername()[0].partition("%")[0])
-    mapped = getattr(address, "ipv4_mapped", None)
-    if not (mapped or address).is_global:
-        socket.close()
-        raise StoreError(
-            f"The server redirects to {host}, which is in this machine or a private network ({address}); that is not followed. "
-            "Give allow_redirects=True if you trust it."
-        )
-    return socket
-
-
-def _backoff(attempt: int) -> float:
-    return min(LONGEST_WAIT, 0.25 * 2.0**attempt) * random.uniform(0.5, 1.0)
 
 
 def _retry_after(text: str | None) -> float | None:

@@ -16,7 +16,8 @@ from raggedatlas.errors import SourceError, StoreError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.frames import ColumnTable, TableColumn, Texts
-from raggedatlas.wings.cxg.table_encoder import BATCH_ROWS, ColumnSpill, EncodingOptions, encode_table
+from raggedatlas.wings.cxg.options import CxgOptions
+from raggedatlas.wings.cxg.table_encoder import BATCH_ROWS, encode_table, spill_column
 from raggedatlas.wings.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.wings.cxg.validation import validate
 
@@ -189,16 +190,16 @@ def test_a_refusal_leaves_no_column_behind(tmp_path: Path, stored: Path) -> None
         write(stored, tmp_path / "out" / "x.cxg", profile="0.2.0", strict=True)
     texts = Texts(2, lambda: iter([np.array(["a"], object), np.array(["\ud800"], object)]))
     table = ColumnTable(2, TableColumn(None, lambda: pd.Index(["a", "b"])), (TableColumn("t", lambda: texts),))
-    for spool in (None, ColumnSpill(tmp_path / "spool")):
+    for spool in (None, tmp_path / "spool"):
         with pytest.raises(SourceError, match="C28: obs column 't' has text that is not Unicode"):
-            encode_table(table, EncodingOptions(), spool=spool)
+            encode_table(table, CxgOptions(), spool=spool)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     """Where columns cannot be put, the refusal names the place and the way out."""
     with pytest.raises(StoreError, match="check the folder"):
-        ColumnSpill(tmp_path / "absent" / "spool").keep([np.zeros(3)])
+        spill_column(tmp_path / "absent" / "spool" / "0.arrow", [np.zeros(3)])
 
 
 @given(
@@ -209,7 +210,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 def test_text_comes_back_by_rows(tmp_path_factory: pytest.TempPathFactory, parts: Any, start: int, stop: int) -> None:
     """Any rows of text that was put away in any parts are those that were put away: empty ones and NUL too."""
     arrays = [np.array([*part, None], object)[:-1] for part in parts]
-    kept = ColumnSpill(tmp_path_factory.mktemp("spool")).keep(arrays)
+    kept = spill_column(tmp_path_factory.mktemp("spool") / "0.arrow", arrays)
     whole = [text for part in parts for text in part]
     assert len(kept) == len(whole)
     assert (kept[start:stop].tolist() if whole else []) == whole[start:stop]
@@ -219,7 +220,7 @@ def test_text_comes_back_by_rows(tmp_path_factory: pytest.TempPathFactory, parts
 def test_numbers_come_back_to_the_last_bit(tmp_path: Path, dtype: str) -> None:
     """Numbers of every type that a table has come back with their type and bits, across batches."""
     values = np.random.default_rng(0).integers(0, 255, 4 * (BATCH_ROWS + 10), np.uint8).view(dtype)
-    kept = ColumnSpill(tmp_path / "spool").keep([values])
+    kept = spill_column(tmp_path / "spool" / "0.arrow", [values])
     for rows in (slice(0, len(values)), slice(5, 9), slice(len(values) - 3, None)):
         assert kept[rows].dtype == values.dtype
         assert kept[rows].tobytes() == values[rows].tobytes()

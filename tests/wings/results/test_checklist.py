@@ -12,14 +12,6 @@ pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_pages_name_the_way_out() -> None:
-    """C71: the pages tell of ResultDataset first, that InferenceDataSet is deprecated, and how old results are converted."""
-    how_to = (ROOT / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
-    assert how_to.index("ResultDataset") < how_to.index("InferenceDataSet")
-    for words in ("deprecated", "convert-results --results-dir", "In this release it still reads; a later one may not"):
-        assert words in how_to
-
-
 @pytest.fixture
 def benchmark_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     path = ROOT / "benchmarks" / "results.py"

@@ -43,7 +43,7 @@ from raggedatlas.store.tables import Tables
 from raggedatlas.wings.results.schema import as_ids
 from raggedatlas.wings.vectors import attachment as geometry
 from raggedatlas.wings.vectors import attachment_plan as geometry_plan
-from raggedatlas.wings.vectors.assets import GEOMETRY, SHAPE_ENDINGS, is_geometry
+from raggedatlas.wings.vectors.assets import GEOMETRY, SHAPE_ENDINGS
 from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.attachment_plan import comparable_keys, object_bounds, owner_codes
 from raggedatlas.wings.vectors.builder import make_geometry
@@ -463,13 +463,13 @@ def test_damage_is_found(atlas: RaggedAtlas, slide: Slide) -> None:
 
 def test_what_counts_as_geometry(template: Path, slide: Slide, tmp_path: Path) -> None:
     """A store on disk or shapes in memory are geometry; an empty folder, a file or AnnData are not."""
-    assert is_geometry(str(template.with_name("cells.zv")))
-    assert is_geometry(slide.outlines)
-    assert is_geometry(make_geometry(slide.outlines))
+    assert GEOMETRY.accepts(str(template.with_name("cells.zv")))
+    assert GEOMETRY.accepts(slide.outlines)
+    assert GEOMETRY.accepts(make_geometry(slide.outlines))
     (tmp_path / "a.h5ad").write_bytes(b"")
     assert {*SHAPE_ENDINGS} == {*ENDINGS} - {".csv", ".tsv"}
     for other in (tmp_path, tmp_path / "a.h5ad", slide.data, "https://a/b.zv", 3):
-        assert not is_geometry(other)
+        assert not GEOMETRY.accepts(other)
 
 
 @pytest.mark.parametrize("file", ["a.geojson", "a.geoparquet", "a.parquet", "a.zarr", "a.zarr/shapes/elements"])

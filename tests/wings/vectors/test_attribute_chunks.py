@@ -11,8 +11,8 @@ from raggedatlas.wings.vectors import validate
 from raggedatlas.wings.vectors.converters.content import decode_categories
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
-from raggedatlas.wings.vectors.storage.level_reader import read_partition_attribute
 from raggedatlas.wings.vectors.writer import write
+from support.geometry_stores import with_level
 from support.spatial import by_kind, corners_of, rows_of, walk
 
 
@@ -78,14 +78,13 @@ def test_levels_cut_by_an_attribute(layout: str, make: object, tmp_path: Path) -
     assert dict(again.metadata) == dict(level.metadata)
 
 
-def test_the_attribute_of_keys_has_the_type_of_its_values() -> None:
-    """Numbers stay numbers, texts become categories; levels cut in space alone have none, and numbers of values that are not there are refused."""
-    keys, counts = np.array([[1, 0, 0], [0, 5, 5]]), np.array([1, 2])
-    named = {"chunk_attribute_name": "k", "chunk_attribute_values": [0.5, 2.5]}
-    assert read_partition_attribute(named, keys, counts, 2, "0")["k"].values.tolist() == [2.5, 0.5, 0.5]
-    assert read_partition_attribute(named, keys, counts, 3, "0") == {}
-    assert read_partition_attribute({}, keys, counts, 2, "0") == {}
-    texts = read_partition_attribute({**named, "chunk_attribute_values": ["x", "y"]}, keys, counts, 2, "0")["k"]
-    assert decode_categories(texts).tolist() == ["y", "x", "x"]
-    with pytest.raises(CorruptError, match="value 1 of 'k', which has 1 values"):
-        read_partition_attribute({**named, "chunk_attribute_values": ["x"]}, keys, counts, 2, "0")
+def test_the_attribute_of_keys_has_the_type_of_its_values(tmp_path: Path) -> None:
+    """Numbers stay numbers, texts become categories; numbers of values that are not there are refused."""
+    geometry = by_kind(cloud())
+    facts = geometry.levels[0].metadata
+    for name, values in (("numbers", [0.5, 1.5, 2.5]), ("few", ["x"])):
+        write(with_level(geometry, metadata={**facts, "chunk_attribute_values": values}), tmp_path / name)
+    found = open_vectors(tmp_path / "numbers").read().vertex_attributes
+    assert np.array_equal(found["kind"].values, found["row"].values % 3 + 0.5)
+    with pytest.raises(CorruptError, match="value 1 of 'kind', which has 1 values"):
+        open_vectors(tmp_path / "few").read()

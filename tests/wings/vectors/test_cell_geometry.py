@@ -1,5 +1,6 @@
 """Queries over geometry: boxes by box, centroid and shape; shapes aligned to rows; centroids beside values."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, Source
 from raggedatlas.store.filters import col
 from raggedatlas.wings.vectors.attachment import make_transcripts, transcripts_to_counts
 from raggedatlas.wings.vectors.attachment_plan import object_centroids
+from raggedatlas.wings.vectors.builder import make_geometry
 from raggedatlas.wings.vectors.cell_geometry import intersects_box, simplices_intersect_box
+from raggedatlas.wings.vectors.converters.content import decode_categories
 from raggedatlas.wings.vectors.converters.geospatial import shapes_of_geometries
 from raggedatlas.wings.vectors.shapes import Attribute, Shapes
 from support.hypothesis_profile import examples
@@ -248,6 +251,31 @@ def test_a_feature_space_is_asked_over_stores_of_several_names(slides: tuple[Sli
     assert atlas.drop_geometry(BOUNDARY).n_cells == n[0]
 
 
+def test_attributes_of_several_stores_are_joined_by_name(slides: tuple[Slide, Slide], tmp_path: Path) -> None:
+    """Categories are joined, what a store or a cell lacks is absent, and categories beside plain numbers are refused."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    least, first = slides[0].outlines.ids.min(), slides[1].outlines.ids.min()
+    for name, slide, labels in zip("ab", slides, (["low", "high"], ["high", "top"]), strict=True):
+        ids = slide.outlines.ids
+        own = {"grade": Attribute(ids % 2, metadata={"categories": labels})}
+        if name == "a":
+            own["size"] = Attribute((ids - least).astype(np.uint8), present=ids > least)
+        atlas.add(slide.data, name, progress=False)
+        outlines = replace(slide.outlines, object_attributes=own)
+        atlas.add(outlines, link="segment_id", dataset=name, space=BOUNDARY, progress=False)
+    found = atlas.checkout(atlas.snapshot()).query().geometry(BOUNDARY).object_attributes
+    ids, size = found["object_id"].values, found["size"]
+    grades = [["low", "high", "top"][i % 2 + (i >= first)] for i in ids.tolist()]
+    assert decode_categories(found["grade"]).tolist() == grades
+    assert np.array_equal(size.present, (ids > least) & (ids < first))
+    assert np.array_equal(size.values[size.present], (ids - least)[size.present])
+
+    plain = replace(slides[1].outlines, object_attributes={"grade": Attribute(slides[1].outlines.ids)})
+    atlas.add(plain, link="segment_id", dataset="b", space=BOUNDARY, on_duplicate="replace", progress=False)
+    with pytest.raises(QueryError, match="'grade' has different shapes or types"):
+        atlas.checkout(atlas.snapshot()).query().geometry(BOUNDARY)
+
+
 def test_what_cannot_be_asked(view: AtlasView) -> None:
     """Boxes that are none, more axes than the shapes have, unknown geometry and levels are refused by name."""
     query = view.query()
@@ -296,6 +324,9 @@ def test_transcripts_made_here_are_counted_without_naming_their_cell() -> None:
     counts, named = transcripts_to_counts(spots), transcripts_to_counts(spots, cells="cell_id")
     assert counts.obs_names.tolist() == named.obs_names.tolist() == ["x", "y"]
     assert counts.X.toarray().tolist() == named.X.toarray().tolist() == [[2, 0], [0, 1]]
+    stored = transcripts_to_counts(make_geometry(spots), cells="cell_id")
+    assert stored.obs_names.tolist() == ["x", "y"]
+    assert stored.X.toarray().tolist() == [[2, 0], [0, 1]]
     lost = Shapes("point_cloud", spots.positions, vertex_attributes={"gene": spots.vertex_attributes["gene"]})
     with pytest.raises(SourceError, match="name the vertex attribute that tells the cell"):
         transcripts_to_counts(lost)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.wings.vectors.converters.content import decode_categories, encode_categories
 from raggedatlas.wings.vectors.converters.convert import CONVERTERS, read_file, write_file
-from raggedatlas.wings.vectors.converters.interop import vertex_edges
-from raggedatlas.wings.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Attribute, Groups, Shapes, sequence_links
 
 NAMES = st.sampled_from(["cell#1", "cell#2", "7", "a b", " edge ", "", "Ä\n", "b\\", "usemtl x"])
 COLUMNS = st.sampled_from(["q", "Q", "name", "x", "z", "object_id", "geometry", "radius", "color", "nx", "a b", "id"])
@@ -61,7 +60,9 @@ def written(draw: st.DrawFn, kind: str, parts: set[str], holds: tuple[int, ...])
 
 def objects(shapes: Shapes, named: dict[str, list[str]], told: str) -> Counter[Any]:
     """Return what is seen of each object, of attributes those that are named."""
-    links = shapes.edges(3) if shapes.kind == "mesh" else vertex_edges(shapes)
+    links = shapes.edges(3 if shapes.kind == "mesh" else 2)
+    if shapes.kind in SEQUENTIAL:
+        links = sequence_links(shapes)
     places = [tuple(row) for row in np.round(np.asarray(shapes.positions, float) + 0.0, 6).tolist()]
     columns = [decode_categories(shapes.vertex_attributes[name]).tolist() for name in named["vertex"] if places]
     between = [shapes.link_attributes[name].values.tolist() for name in named["link"] if len(links)]

@@ -1,8 +1,5 @@
 """Reading: what was written comes back whole, by box, by object and by group, in any number of axes and of any kind."""
 
-import urllib.request
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.errors import NotFoundError, QueryError
-from raggedatlas.store.location import Location
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.geometry import Fragments, Geometry
 from raggedatlas.wings.vectors.reader import open_vectors
@@ -28,7 +24,6 @@ from support.spatial import (
     cloud,
     corners_of,
     graph,
-    lines,
     mesh,
     paths,
     rows_of,
@@ -365,37 +360,6 @@ def test_bins(tmp_path: Path) -> None:
     assert fragments.counts.reshape(2, 4).tolist() == [[0, 0, 1, 0], [1, 1, 0, 1]]
     assert store.geometry.bin_shape == (0.5, 0.5)
     assert store.box([0, 0.5], [1, 1]).n_vertices == 2
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Location]:
-    """A prefix in a bucket of an S3 server on loopback."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from moto.server import ThreadedMotoServer
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/vectors", method="PUT")).close()
-    login = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "aws_region": "us-east-1"}
-    yield Location("s3://vectors", login | {"aws_endpoint": endpoint, "allow_http": "true"})
-    server.stop()
-
-
-@pytest.mark.nightly
-@pytest.mark.s3
-@pytest.mark.parametrize("layout", ["0.9", "0.7"])
-def test_object_stores(tmp_path: Path, bucket: Location, layout: str) -> None:
-    """The same from an object store: whole, by box, by object; a write that fails leaves nothing."""
-    place = bucket.child(f"geometry-{layout}")
-    write(make_geometry(paths(), CUT), place, layout=layout)
-    store, local = open_vectors(place), stored(tmp_path / "s", paths())
-    assert np.array_equal(store.read().positions, local.read().positions)
-    assert np.array_equal(store.objects([3]).positions, local.objects([3]).positions)
-    assert store.box([-1] * 3, [1] * 3).n_objects == local.box([-1] * 3, [1] * 3).n_objects
-    write(make_geometry(lines(), CUT), place, layout=layout, overwrite=True)
-    assert np.array_equal(open_vectors(place).read().positions, walk(40))
 
 
 def test_links_to_objects_that_are_not_taken_are_dropped() -> None:

@@ -25,7 +25,7 @@ from raggedatlas.formats.containers import (
 )
 from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
 from raggedatlas.store.copies import local_copy
-from raggedatlas.store.location import Address, AnyPath, Location, as_path
+from raggedatlas.store.location import AnyPath, Location
 from raggedatlas.store.runtime import warnings_as
 
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
@@ -242,9 +242,8 @@ class Node:
 
 
 @contextmanager
-def open_tree(path: Address) -> Iterator[Node]:
+def open_tree(path: AnyPath) -> Iterator[Node]:
     """Open a file or folder as a tree of nodes: an HDF5 file, or a Zarr folder or zip file, whose root may also be an array."""
-    path = as_path(path)
     if isinstance(path, Location) and path.suffix == ".zip":
         with local_copy(path) as local, open_tree(local) as root:
             yield root

@@ -1,6 +1,5 @@
 """Sinks for `.h5ad`, AnnData-Zarr and `.h5mu`: matrices appended in row blocks, small elements by anndata's writer."""
 
-import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from raggedatlas.formats.output_files import Hdf5Output, ZarrOutput, writable
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.store.location import local_path
 
 DICT = ("dict", "0.1.0")
 ALIGNED = {name: MEMBERS[name][0] for name in GROUPS if MEMBERS[name]}
@@ -34,28 +32,28 @@ MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".
 """First bytes of an `.h5mu` file, by which readers recognise it."""
 
 
-def h5ad_sink(path: str | os.PathLike[str], compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
+def h5ad_sink(path: Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
     """Write an `.h5ad` file.
 
     `compression` is ``"gzip"`` (level 1, bytes shuffled), ``"zstd"``, ``"blosc"`` (both of the extra `plugins`) or
     ``"lzf"``, each but the last with an optional level, as in ``"zstd:9"``; None for none. Raises `DuplicateError` if
     the file exists and `overwrite` is False.
     """
-    return TreeSink(Hdf5Output(local_path(path), compression=compression, overwrite=overwrite), multimodal=False)
+    return TreeSink(Hdf5Output(path, compression=compression, overwrite=overwrite), multimodal=False)
 
 
-def h5mu_sink(path: str | os.PathLike[str], compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
+def h5mu_sink(path: Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
     """Write an `.h5mu` file; keys are ``"mod/<m>/X"`` and so on, ``"obs"`` and ``"obsmap/<m>"`` are global.
 
     Arguments as of `h5ad_sink`.
     """
     # 512 bytes is the smallest user block of HDF5; `publish` writes `MUDATA_HEADER` there.
-    target = Hdf5Output(local_path(path), compression=compression, overwrite=overwrite, userblock=512)
+    target = Hdf5Output(path, compression=compression, overwrite=overwrite, userblock=512)
     return TreeSink(target, multimodal=True)
 
 
 def zarr_sink(
-    path: str | os.PathLike[str],
+    path: Path,
     zarr_format: int = 3,
     compression: str | None = "zstd",
     *,
@@ -68,7 +66,7 @@ def zarr_sink(
     `compression` is ``"zstd"`` (level 3), ``"blosc"`` or ``"gzip"``, with an optional level; None for none. Raises
     `DuplicateError` if the folder exists and `overwrite` is False.
     """
-    target = ZarrOutput(local_path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
+    target = ZarrOutput(path, zarr_format=zarr_format, compression=compression, overwrite=overwrite)
     return TreeSink(target, multimodal=multimodal)
 
 

@@ -41,22 +41,20 @@ from raggedatlas.formats.matrix_readers import (
     MatrixLocation,
     RowReader,
 )
-from raggedatlas.store.location import Address, as_path
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
 
-def h5ad_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def h5ad_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed."""
-    path = as_path(path)
     return open_composite(open_hdf5(path), partial(read_stored_parts, limit=max_element_bytes), path, "h5ad")
 
 
-def zarr_source(path: Address, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
+def zarr_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder."""
-    path = as_path(path)
     return open_composite(open_zarr(path), partial(read_stored_parts, limit=max_element_bytes), path, "zarr")
 
 

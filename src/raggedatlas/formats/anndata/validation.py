@@ -314,7 +314,7 @@ def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
     return checker.problems
 
 
-def raise_if_invalid(path: Address, *, compare: bool = True) -> Problems:
+def raise_if_invalid(path: AnyPath, *, compare: bool = True) -> Problems:
     """Raise for a file that breaks a rule without which it cannot be added, before its values are read.
 
     The `SourceError` names the first such rule by its id, the element that breaks it, and the fix. Elements that cannot
@@ -339,7 +339,7 @@ def _way_out(path: Address, problems: Iterable[Problem]) -> str:
 _NAMES_A_RULE = re.compile(r"\b[A-Z]+\d+ (must|should|practice): |\(rule ")
 
 
-def with_rule_id(path: str | AnyPath, error: AtlasError) -> AtlasError:
+def with_rule_id(path: AnyPath, error: AtlasError) -> AtlasError:
     """Return an error of reading a file with the id of the rule that it breaks, and how a copy is fixed if it can be.
 
     `error` is that of the reader; its message names the element, which is read once more. The result is of the same

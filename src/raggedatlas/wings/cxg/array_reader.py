@@ -460,62 +460,43 @@ def decode_column(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: A
     >>> list(decode_column("x", np.array([1, -1], np.int8), {"type": "categorical", "categories": ["B", "T"]}))
     ['T', nan]
     """
+    import pandas as pd
+
     hint = hint if isinstance(hint, dict) else {}
-    kind, categories = hint.get("type"), _categories(what, hint.get("categories"))
-    text = values.dtype.kind in "OUS"
-    plain: NDArray[Any] = _texts(values) if text else values
-    if kind == "categorical":
-        if categories is None:
-            return _enumerated(what, plain)
-        return _text_to_categorical(plain, categories) if text else _codes_to_categorical(what, plain, categories)
-    if kind == "boolean" and plain.dtype.kind in "iub":
-        return plain != 0
-    return plain
-
-
-def _categories(what: str, categories: Any) -> list[str] | None:  # noqa: ANN401
-    if categories is None:
-        return None
-    unique = isinstance(categories, list) and len({str(name) for name in categories}) == len(categories)
-    if not unique or not all(isinstance(name, str | int | float) for name in categories):
+    kind, listed = hint.get("type"), hint.get("categories")
+    unique = isinstance(listed, list) and len({str(name) for name in listed}) == len(listed)
+    if listed is not None and not (unique and all(isinstance(name, str | int | float) for name in listed)):
         raise SourceError(
             f"C30: the categories of {what} are not a list of unique strings; correct the metadata {HINTS}."
         )
-    return [str(name) for name in categories]
-
-
-def _enumerated(what: str, values: NDArray[Any]) -> Any:  # noqa: ANN401
-    import pandas as pd
-
-    # Numbers are stored as int32 or wider; narrower signed integers are codes, which mean nothing without a list.
-    if values.dtype.kind == "i" and values.dtype.itemsize < 4:
-        raise SourceError(
-            f"C13: {what} holds codes ({values.dtype}), but the metadata {HINTS} lists no categories for them, so their meaning is "
-            "unknown. Write the CXG again from its source."
-        )
-    return pd.Categorical(values)
-
-
-def _text_to_categorical(values: NDArray[Any], categories: list[str]) -> Any:  # noqa: ANN401
-    """Convert text to categories; unlisted values are appended, except the text of a missing value."""
-    import pandas as pd
-
-    distinct, listed = dict.fromkeys(values.tolist()), set(categories)
-    unlisted = [value for value in distinct if value not in listed and value != MISSING_TEXT]
-    names = pd.Index([*categories, *unlisted], dtype=str)
-    # `get_indexer` returns -1 for the only text that is not among the names, `nan`: a missing value.
-    return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=str)), categories=names)
-
-
-def _codes_to_categorical(what: str, values: NDArray[Any], categories: list[str]) -> Any:  # noqa: ANN401
-    import pandas as pd
-
-    if values.dtype.kind not in "iub":
-        return pd.Categorical(values)
+    text = values.dtype.kind in "OUS"
+    plain: NDArray[Any] = _texts(values) if text else values
+    if kind == "boolean" and plain.dtype.kind in "iub":
+        return plain != 0
+    if kind != "categorical":
+        return plain
+    if listed is None:
+        # Numbers are stored as int32 or wider; narrower signed integers are codes, which mean nothing without a list.
+        if plain.dtype.kind == "i" and plain.dtype.itemsize < 4:
+            raise SourceError(
+                f"C13: {what} holds codes ({plain.dtype}), but the metadata {HINTS} lists no categories for them, so their meaning is "
+                "unknown. Write the CXG again from its source."
+            )
+        return pd.Categorical(plain)
+    categories = [str(name) for name in listed]
+    if text:
+        # Values that are not listed are appended, except the text of a missing value.
+        known = {*categories, MISSING_TEXT}
+        unlisted = [value for value in dict.fromkeys(plain.tolist()) if value not in known]
+        names = pd.Index([*categories, *unlisted], dtype=str)
+        # `get_indexer` returns -1 for the only text that is not among the names, `nan`: a missing value.
+        return pd.Categorical.from_codes(names.get_indexer(pd.Index(plain, dtype=str)), categories=names)
+    if plain.dtype.kind not in "iub":
+        return pd.Categorical(plain)
     # Codes may be unsigned; as int64 all types compare with -1 alike.
-    codes = values.astype(np.int64)
+    codes = plain.astype(np.int64)
     # Booleans of a column without a False (`_Encoder._booleans`); codes of pandas are signed, so the type tells.
-    if values.dtype == np.uint8 and tuple(categories) == TRUTHS:
+    if plain.dtype == np.uint8 and tuple(categories) == TRUTHS:
         return codes != 0
     wrong = np.flatnonzero((codes < -1) | (codes >= len(categories)))
     if len(wrong):

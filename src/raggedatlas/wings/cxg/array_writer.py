@@ -1,7 +1,6 @@
 """Writers of a CXG's arrays: schemas, tables, sparse arrays in global order, dense arrays in bands, and the matrix in each layout."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,24 +57,14 @@ MAX_FRAGMENTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class NewDimension:
-    """A dimension of a new array."""
-
-    name: str
-    length: int
-    tile: int
-    shuffled: bool = False
-    dtype: str = "uint32"
-
-
-@dataclass(frozen=True, slots=True)
 class Form:
     """The schema of an array."""
 
-    axes: tuple[NewDimension, ...]  # each from 0 to its length, exclusive
+    axes: Mapping[str, tuple[int, int]]  # name -> length and tile
     attributes: Mapping[str, str]  # name -> NumPy dtype, ``"text"`` for text
     sparse: bool = False
     by_columns: bool = False  # whether tiles are laid out by columns
+    dtype: str = "uint32"  # of the axes
 
 
 TEXT = "text"
@@ -84,25 +73,19 @@ TEXT = "text"
 def split_spec(name: str, n: int, other: str) -> Form:
     """Return the form of ``Xr`` (by ``obs``) or ``Xc`` (by ``var``): value and position on the other axis of every entry."""
     # TileDB refuses a tile that is longer than its axis, hence `min` here and in the forms below.
-    return Form(
-        (NewDimension(name, n, min(n, ROW_TILE), shuffled=True),), {ANONYMOUS: "float32", other: "uint32"}, sparse=True
-    )
+    return Form({name: (n, min(n, ROW_TILE))}, {ANONYMOUS: "float32", other: "uint32"}, sparse=True)
 
 
 def matrix_spec(shape: tuple[int, int], *, sparse: bool) -> Form:
     """Return the form of ``X``."""
     tiles = SPARSE_TILE if sparse else MATRIX_TILE
-    axes = tuple(
-        NewDimension(name, n, min(n, tile), shuffled=sparse)
-        for name, n, tile in zip((OBS, VAR), shape, tiles, strict=True)
-    )
+    axes = {name: (n, min(n, tile)) for name, n, tile in zip((OBS, VAR), shape, tiles, strict=True)}
     return Form(axes, {ANONYMOUS: "float32"}, sparse=sparse, by_columns=sparse)
 
 
 def grid_spec(shape: tuple[int, ...], attributes: Mapping[str, str], dtype: str = "uint32") -> Form:
     """Return the form of a table, an embedding, or any other dense array."""
-    axes = tuple(NewDimension(f"__dim_{i}", n, min(n, TABLE_TILE), dtype=dtype) for i, n in enumerate(shape))
-    return Form(axes, attributes)
+    return Form({f"__dim_{i}": (n, min(n, TABLE_TILE)) for i, n in enumerate(shape)}, attributes, dtype=dtype)
 
 
 def filters(*, shuffled: bool = False) -> Any:  # noqa: ANN401  (a tiledb.FilterList)
@@ -120,11 +103,11 @@ def create(path: Path, form: Form) -> None:
             tiledb.Dim(
                 # Bounds are inclusive, so no axis can be empty: the sink refuses such shapes first (C71).
                 # Filters of axes matter to sparse arrays only, which store coordinates.
-                *(axis.name, (0, axis.length - 1), axis.tile, shuffled if axis.shuffled else None),
-                dtype=np.dtype(axis.dtype),
+                *(name, (0, length - 1), tile, shuffled if form.sparse else None),
+                dtype=np.dtype(form.dtype),
                 ctx=context(),
             )
-            for axis in form.axes
+            for name, (length, tile) in form.axes.items()
         ]
         attributes = [
             tiledb.Attr(name, dtype="U0", var=True, filters=packed, ctx=context())
@@ -197,7 +180,7 @@ def open_sparse_writer(path: Path, form: Form) -> "GlobalOrderWriter | Unordered
     if low_level_module() is not None:
         with suppress(AttributeError, TypeError):
             return GlobalOrderWriter(path)
-    return UnorderedWriter(path, tuple(axis.name for axis in form.axes))
+    return UnorderedWriter(path, tuple(form.axes))
 
 
 class GlobalOrderWriter:
@@ -293,10 +276,10 @@ class DenseBandWriter:
     def __init__(self, path: Path, form: Form) -> None:
         create(path, form)
         self._path = path
-        rows, columns = form.axes
-        self.shape, self.dtype = (rows.length, columns.length), np.dtype(form.attributes[ANONYMOUS])
-        tall = max(1, BAND_BYTES // (self.dtype.itemsize * columns.length * rows.tile)) * rows.tile
-        self._band = np.zeros((min(tall, rows.length), columns.length), self.dtype)
+        (n_rows, tile), (n_columns, _) = form.axes.values()
+        dtype = np.dtype(form.attributes[ANONYMOUS])
+        tall = max(1, BAND_BYTES // (dtype.itemsize * n_columns * tile)) * tile
+        self._band = np.zeros((min(tall, n_rows), n_columns), dtype)
         self._n_pending = 0
         self.n_rows = 0
 
@@ -395,8 +378,7 @@ class MatrixWriter:
             sparse = percentage < self._options.sparse_below
         if not sparse:
             return _DenseLayout(self._folder, self.shape)
-        layout = _SplitLayout if self._options.profile == "0.3.0" else _TiledLayout
-        return layout(self._folder, self._work, self.shape)
+        return _SparseLayout(self._folder, self._work, self.shape, split=self._options.profile == "0.3.0")
 
 
 class _DenseLayout:
@@ -426,23 +408,20 @@ class _DenseLayout:
         return DenseRows(DenseArray(LazyArray(self._path), "C14"), MatrixLocation(str(self._path), X, str))
 
 
-class _SparseLayout(ABC):
-    """Writer of a sparse matrix, whose entries are sorted by column until `finish`; `rule` is about its first array."""
+class _SparseLayout:
+    """Writer of a sparse matrix, whose entries are sorted by column until `finish`: ``Xr`` and ``Xc``, or a two-dimensional ``X``."""
 
-    rule: str
-    by_row = False
-    """Whether the first array takes the entries in the order of the rows."""
-
-    def __init__(self, path: Path, work: Path, shape: tuple[int, int], form: Form) -> None:
-        self._path, self._shape, self._n_rows = path, shape, 0
-        self._array = open_sparse_writer(path, form)
+    def __init__(self, folder: Path, work: Path, shape: tuple[int, int], *, split: bool) -> None:
+        self._path, self._shape, self._split, self._n_rows = folder / (XR if split else X), shape, split, 0
+        form = split_spec(OBS, shape[0], VAR) if split else matrix_spec(shape, sparse=True)
+        self._array = open_sparse_writer(self._path, form)
         self._sort = ExternalColumnSort(shape[1], work)
 
     def append(self, block: CsrBlock) -> None:
         first = self._n_rows
         rows = np.repeat(np.arange(first, first + block.n_rows, dtype=np.uint32), np.diff(block.indptr))
         columns, values = block.indices.astype(np.uint32), block.layers["values"]
-        if self.by_row:
+        if self._split:
             # Rows arrive in order, which is the global order of an array of one axis: `Xr` needs no sort.
             self._array.write({OBS: rows, ANONYMOUS: values, VAR: columns})
         self._sort.add(rows, columns, values)
@@ -450,31 +429,22 @@ class _SparseLayout(ABC):
 
     def finish(self) -> None:
         try:
-            self._write_columns()
+            if self._split:
+                self._write_columns()
+            else:
+                self._write_tiles()
         finally:
             self._sort.close()
-
-    @abstractmethod
-    def _write_columns(self) -> None:
-        """Write the sorted entries, and close all arrays."""
 
     def abort(self) -> None:
         self._array.abort()
         self._sort.close()
 
     def rows(self) -> RowReader:
-        return SparseRowReader(LazyArray(self._path), self._shape, self.rule)
-
-
-class _SplitLayout(_SparseLayout):
-    """Writer of ``Xr`` from the rows, and of ``Xc`` from their sorted entries."""
-
-    rule, by_row = "C15", True
-
-    def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
-        super().__init__(folder / XR, work, shape, split_spec(OBS, shape[0], VAR))
+        return SparseRowReader(LazyArray(self._path), self._shape, "C15" if self._split else "C40")
 
     def _write_columns(self) -> None:
+        """Close ``Xr``, which has the rows, and write the sorted entries to ``Xc``."""
         self._array.close()
         by_column = open_sparse_writer(self._path.with_name(XC), split_spec(VAR, self._shape[1], OBS))
         try:
@@ -488,16 +458,8 @@ class _SplitLayout(_SparseLayout):
             by_column.abort()
             raise
 
-
-class _TiledLayout(_SparseLayout):
-    """Writer of a two-dimensional ``X``, tile by tile down each band of columns, so that a feature is in few tiles."""
-
-    rule = "C40"
-
-    def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
-        super().__init__(folder / X, work, shape, matrix_spec(shape, sparse=True))
-
-    def _write_columns(self) -> None:
+    def _write_tiles(self) -> None:
+        """Write ``X`` tile by tile down each band of columns, so that a feature is in few tiles."""
         from scipy.sparse import csc_array
 
         for first, _, slices in self._sort.bands(min(SPARSE_TILE[1], self._shape[1])):
@@ -527,14 +489,28 @@ def normalize_block(block: Block, first: int) -> CsrBlock:
     >>> rows.indices.tolist(), rows.layers["values"].tolist()
     ([1, 0], [2.0, 3.0])
     """
+    indices: NDArray[Any]
     if isinstance(block, DenseBlock):
         dense = block.layers["values"]
         rows, indices = np.nonzero(dense)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))]).astype(np.int64)
         values, n_cols = dense[rows, indices], dense.shape[1]
     else:
-        indptr, indices, values = _canonical(block)
-        n_cols = block.n_cols
+        indptr, indices, values, n_cols = block.indptr, block.indices, block.layers["values"], block.n_cols
+        steps = np.diff(indices.astype(np.int64, copy=False))
+        starts = indptr[1:-1]
+        # Steps from one row to the next mean nothing and count as ascending. Empty rows at either end have no
+        # such step: they would address -1, or the place after the last step.
+        steps[starts[(starts > 0) & (starts < len(indices))] - 1] = 1
+        if len(steps) and steps.min() <= 0:
+            from scipy.sparse import csr_array
+
+            # SciPy sums in the dtype of the values, where small integers wrap and True + True is True.
+            wide = {"b": np.int64, "i": np.int64, "u": np.uint64}.get(values.dtype.kind, np.float64)
+            # `sum_duplicates` sorts in place; the indices belong to the caller.
+            matrix = csr_array((values.astype(wide), indices.copy(), indptr.copy()), shape=(block.n_rows, n_cols))
+            matrix.sum_duplicates()
+            indptr, indices, values = matrix.indptr.astype(np.int64), matrix.indices, matrix.data
     small = _as_float32(values, indptr, first)
     # Tested after rounding, so that float64 values that became 0 are dropped too; NaN is kept.
     if not small.all():
@@ -543,25 +519,6 @@ def normalize_block(block: Block, first: int) -> CsrBlock:
         indptr = np.concatenate([[0], np.cumsum(kept)])[indptr]
         indices, small = indices[kept], small[kept]
     return CsrBlock(indptr, indices, {"values": small}, n_cols)
-
-
-def _canonical(block: CsrBlock) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    indptr, indices, values = block.indptr, block.indices, block.layers["values"]
-    steps = np.diff(indices.astype(np.int64, copy=False))
-    starts = indptr[1:-1]
-    # Steps from one row to the next mean nothing and count as ascending. Empty rows at either end have no
-    # such step: they would address -1, or the place after the last step.
-    steps[starts[(starts > 0) & (starts < len(indices))] - 1] = 1
-    if not len(steps) or steps.min() > 0:
-        return indptr, indices, values
-    from scipy.sparse import csr_array
-
-    # SciPy sums in the dtype of the values, where small integers wrap and True + True is True.
-    wide = {"b": np.int64, "i": np.int64, "u": np.uint64}.get(values.dtype.kind, np.float64)
-    # `sum_duplicates` sorts in place; the indices belong to the caller.
-    matrix = csr_array((values.astype(wide), indices.copy(), indptr.copy()), shape=(block.n_rows, block.n_cols))
-    matrix.sum_duplicates()
-    return matrix.indptr.astype(np.int64), matrix.indices, matrix.data
 
 
 def _as_float32(values: NDArray[Any], indptr: NDArray[np.int64], first: int) -> NDArray[np.float32]:

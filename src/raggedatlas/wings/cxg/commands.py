@@ -92,7 +92,12 @@ def serve(
             print_status("Only this machine can ask it. Press Ctrl-C to stop.")
             tables.wait()
         return None
-    source = _open_serve_source(atlas_options, selection, at)
+    from raggedatlas.cli.validate import is_cell_file
+
+    # Any option that differs from its default is a selection, also `--missing` or `--seed`.
+    source: Query | str = atlas_options.atlas
+    if not is_cell_file(atlas_options.atlas, at=at, selected=selection != Selection()):
+        source = selection.ask(atlas_options.open_snapshot(at))
     if prepare_only:
         from raggedatlas.wings.cxg.explorer import prepare
 
@@ -126,13 +131,3 @@ def serve(
                 webbrowser.open(served.url)
             served.wait()
     return None
-
-
-def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str | None) -> "Query | str":
-    """Return the path of a file, or the query of an atlas."""
-    from raggedatlas.cli.validate import is_cell_file
-
-    # Any option that differs from its default is a selection, also `--missing` or `--seed`.
-    if is_cell_file(atlas_options.atlas, at=at, selected=selection != Selection()):
-        return atlas_options.atlas
-    return selection.ask(atlas_options.open_snapshot(at))

@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Block
 from raggedatlas.model.protocols import Sink, SinkMatrix, Source
 from raggedatlas.model.validation import Problem, Problems
+from raggedatlas.query.query import Query
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.filters import calling_level
 from raggedatlas.store.location import as_path
@@ -63,18 +64,9 @@ def find_program() -> Path:
     return Path(found)
 
 
-@runtime_checkable
-class Writable(Protocol):
-    """What writes itself into a file, as a query does."""
-
-    def write(self, path: str, **options: Any) -> object:  # noqa: ANN401  (those of the format)
-        """Write into a file."""
-        ...
-
-
 @checked
 def validate_schema(
-    what: str | os.PathLike[str] | Writable, schema: Literal["cellxgene"] = "cellxgene", *, title: str | None = None
+    what: str | os.PathLike[str] | Query, schema: Literal["cellxgene"] = "cellxgene", *, title: str | None = None
 ) -> Problems:
     """List what a file, or the cells of a query, lack to be a dataset of CELLxGENE, by the program cellxgene-schema.
 

@@ -174,7 +174,12 @@ class ExplorerServer(LoopbackServer):
         if not path.is_dir():
             raise NotFoundError(f"There is no folder {path} to serve; check the path.")
         program = program or require_explorer()
-        self.port = port or _free_port()
+        self.port = port
+        if not port:
+            with socket.socket() as probe:
+                probe.bind((LOOPBACK, 0))
+                # Free once the probe is closed. If another process takes it first, cellxgene cannot bind it and exits, which is then reported.
+                self.port = int(probe.getsockname()[1])
         line = [str(program), "launch", str(path.absolute()), "--host", LOOPBACK, "--port", str(self.port)]
         line += ["--disable-annotations", *(["--title", title] if title else [])]
         self._process: subprocess.Popen[bytes] | None = None
@@ -251,14 +256,6 @@ def terminate_process(process: "subprocess.Popen[Any]", timeout: float = _STOP_T
         # Also after an exception during the wait: no child outlives this call.
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        # The port is free once the probe is closed. If another process takes it first, cellxgene cannot bind it
-        # and exits, which is then reported.
-        return int(probe.getsockname()[1])
 
 
 def _environment() -> dict[str, str]:
@@ -359,8 +356,10 @@ def prepare(
         # People search for genes by symbol, and the features of an atlas are indexed by id.
         var = query.limit(1).to_anndata().var
         chosen = {"var_index": SYMBOL, **chosen} if SYMBOL in var and var[SYMBOL].notna().any() else chosen
-        return PreparedCxg(local_path(query.write(str(target), **chosen)), written=True)
-    return PreparedCxg(local_path(copy(what, open_sink(target, **chosen))), written=True)
+        query.write(target, **chosen)
+    else:
+        copy(what, open_sink(target, **chosen))
+    return PreparedCxg(target, written=True)
 
 
 def serve(

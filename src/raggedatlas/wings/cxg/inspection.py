@@ -29,7 +29,6 @@ from raggedatlas.wings.cxg.options import (
 )
 from raggedatlas.wings.cxg.tiledb_arrays import (
     ArrayAttribute,
-    ArrayInfo,
     open_array,
     read_array_info,
     stored_bytes,
@@ -87,19 +86,34 @@ def detect(path: Address) -> Detection:
             f"C01: {path} is not a CXG: it is not a TileDB group with arrays such as obs, var and X. Pass the folder that contains them."
         )
     members = list_members(path)
-    version, reason = _version(path, members)
-    layout, shown = _layout(path, members)
+    version, said = UNNAMED, f"there is no {GROUP_METADATA}"
+    if members.get(GROUP_METADATA) == "array":
+        with open_array(path / GROUP_METADATA) as array:
+            stored = array.meta.get(VERSION)
+        said = f"{GROUP_METADATA} has no {VERSION}"
+        if stored is not None:
+            # The value is untrusted: bytes or a number must end as an unknown version (C50), not as a crash.
+            version = stored.decode(errors="replace") if isinstance(stored, bytes) else str(stored)
+            said = f"{GROUP_METADATA} says so"
+    # By the existing arrays: writers mixed versions and layouts freely. As in viewers, both halves win over `X`.
+    layout: Layout | None = None
+    shown = "no layout: there is no complete expression matrix"
+    if members.get(XR) == members.get(XC) == "array":
+        layout, shown = "split", f"layout split: there are {XR} and {XC}"
+    elif members.get(X) == "array":
+        with open_array(path / X) as array:
+            layout = "sparse" if array.schema.sparse else "dense"
+        shown = f"layout {layout}: {X} is {layout}"
     embeddings = tuple(name for name, kind in list_members(path / EMB).items() if kind == "array")
-    return Detection(path, version, layout, f"{reason}; {shown}", members, embeddings)
+    return Detection(path, version, layout, f"version {version}: {said}; {shown}", members, embeddings)
 
 
 def list_members(path: AnyPath) -> dict[str, TiledbKind]:
     """Return the arrays and groups in a group, sorted by name; found in the file system, since none are registered."""
     if not path.is_dir():
         return {}
-    members: list[AnyPath] = [*path.iterdir()]
-    kinds = {inner.name: tiledb_kind(inner) for inner in sorted(members, key=str) if inner.is_dir()}
-    return {name: kind for name, kind in kinds.items() if kind is not None}
+    kinds = {inner.name: tiledb_kind(inner) for inner in path.iterdir() if inner.is_dir()}
+    return {name: kind for name, kind in sorted(kinds.items()) if kind is not None}
 
 
 def require_readable(detection: Detection, version: str | None = None, *, allow_unknown: bool = False) -> str:
@@ -128,29 +142,6 @@ def require_readable(detection: Detection, version: str | None = None, *, allow_
         f"C50: {detection.path} has version {detection.version!r}; known are {', '.join(VERSIONS)}. Pass one of them as version=... "
         "to read it as such, or allow_unknown=True to read it as the newest."
     )
-
-
-def _version(path: AnyPath, members: Mapping[str, TiledbKind]) -> tuple[str, str]:
-    if members.get(GROUP_METADATA) != "array":
-        return UNNAMED, f"version {UNNAMED}: there is no {GROUP_METADATA}"
-    with open_array(path / GROUP_METADATA) as array:
-        stored = array.meta.get(VERSION)
-    if stored is None:
-        return UNNAMED, f"version {UNNAMED}: {GROUP_METADATA} has no {VERSION}"
-    # The value is untrusted: bytes or a number must end as an unknown version (C50), not as a crash.
-    text = stored.decode(errors="replace") if isinstance(stored, bytes) else str(stored)
-    return text, f"version {text}: {GROUP_METADATA} says so"
-
-
-def _layout(path: AnyPath, members: Mapping[str, TiledbKind]) -> tuple[Layout | None, str]:
-    """Detect the layout from the existing arrays: writers mixed versions and layouts freely. As in viewers, both halves win over ``X``."""
-    if members.get(XR) == members.get(XC) == "array":
-        return "split", f"layout split: there are {XR} and {XC}"
-    if members.get(X) != "array":
-        return None, "no layout: there is no complete expression matrix"
-    with open_array(path / X) as array:
-        sparse = bool(array.schema.sparse)
-    return ("sparse", f"layout sparse: {X} is sparse") if sparse else ("dense", f"layout dense: {X} is dense")
 
 
 _MAX_TEXT = 80
@@ -228,7 +219,11 @@ def _member(folder: AnyPath, name: str, kind: TiledbKind, prefix: str = "") -> E
         n_cells = written_cells(path) if info.sparse else prod(info.shape)
         encoding = f"sparse array, capacity {info.capacity:,}" if info.sparse else "dense array"
         metadata = tuple(_metadata(at, key, value) for key, value in sorted(info.metadata.items()))
-        hints = _hints(info)
+        try:
+            hints = parse_json(info.metadata.get(HINTS, "{}"))
+        except (ValueError, TypeError):
+            hints = {}
+        hints = hints if isinstance(hints, dict) else {}
         table = name in (OBS, VAR) and not info.sparse
         columns = tuple(_column(at, one, info.shape if table else (n_cells,), hints) for one in info.attributes)
         anonymous = len(columns) == 1 and info.attributes[0].name == ANONYMOUS
@@ -255,28 +250,16 @@ def _member(folder: AnyPath, name: str, kind: TiledbKind, prefix: str = "") -> E
         return Element(at, name, "array", "array", fault=str(error).removeprefix("C00: "))
 
 
-def _hints(info: ArrayInfo) -> dict[str, Any]:
-    try:
-        hints = parse_json(info.metadata.get(HINTS, "{}"))
-    except (ValueError, TypeError):
-        return {}
-    return hints if isinstance(hints, dict) else {}
-
-
 def _column(path: str, one: ArrayAttribute, shape: tuple[int, ...], hints: dict[str, Any]) -> Element:
     hint = hints.get(one.name)
-    reason = _hint_text(hint) if isinstance(hint, dict) else "attribute"
+    reason = str(hint.get("type", "column")) if isinstance(hint, dict) else "attribute"
+    if isinstance(hint, dict) and isinstance(hint.get("categories"), list):
+        reason = f"{reason} of {len(hint['categories']):,}"
     if hints.get("index") == one.name:
         reason = f"{reason}, the index"
     dtype = "text" if one.is_text else str(one.dtype)
     name = one.name or "(anonymous)"
     return Element(f"{path}/{one.name}", name, reason, "column", shape, dtype, compression=one.filters)
-
-
-def _hint_text(hint: dict[str, Any]) -> str:
-    categories = hint.get("categories")
-    kind = str(hint.get("type", "column"))
-    return f"{kind} of {len(categories):,}" if isinstance(categories, list) else kind
 
 
 def _metadata(path: str, key: str, value: Any) -> Element:  # noqa: ANN401

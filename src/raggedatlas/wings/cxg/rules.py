@@ -164,6 +164,9 @@ class CxgChecker(Checker[str]):
         for name in (name for name, kind in kinds.items() if kind == "array"):
             with self.guarded(name):
                 self.arrays[name] = read_array_info(self.path / name)
+        info = self.arrays.get(GROUP_METADATA)
+        version = None if info is None else info.metadata.get(VERSION)
+        self.version = version if isinstance(version, str) else UNNAMED
 
     def read_json(self, where: str, key: str, rule: str) -> Any:  # noqa: ANN401  (any JSON)
         """Read a JSON object from the metadata of an array; None if it is missing, or not a JSON object, which is reported by `rule`."""
@@ -374,12 +377,12 @@ def check_columns(checker: CxgChecker) -> None:
     for name in (OBS, VAR):
         if name not in checker.arrays:
             continue
-        hints = checker.hints[name] = _hints(checker, name)
+        hints = checker.hints[name] = _check_hints(checker, name)
         for attribute in checker.arrays[name].attributes:
             _check_column(checker, name, attribute, hints)
 
 
-def _hints(checker: CxgChecker, name: str) -> dict[str, Any]:
+def _check_hints(checker: CxgChecker, name: str) -> dict[str, Any]:
     """Read and check cxg_schema; hints that are not objects are returned empty."""
     if HINTS not in checker.arrays[name].metadata:
         checker.report("C30", name, f"it has no {HINTS}.", "practice")
@@ -395,32 +398,29 @@ def _hints(checker: CxgChecker, name: str) -> dict[str, Any]:
     elif index not in columns:
         checker.report("C30", name, f"{HINTS} names {index!r} as the index, which is not a column.")
     for column, hint in values.items():
-        if column != INDEX or isinstance(hint, dict):
-            _check_hint(checker, name, column, hint)
+        where = f"{name}/{column}"
+        if column == INDEX and not isinstance(hint, dict):
+            continue
+        if column not in columns:
+            checker.report("C30", name, f"{HINTS} describes {column!r}, which is not a column.", "practice")
+            continue
+        if not isinstance(hint, dict):
+            checker.report("C30", where, f"its hint is {hint!r:.40}; expected a JSON object.")
+            continue
+        if hint.get("type") not in HINT_TYPES:
+            checker.report("C30", where, f"its hint has the type {hint.get('type')!r}; expected one of {HINT_TYPES}.")
+        categories = hint.get("categories")
+        if categories is None:
+            continue
+        if not isinstance(categories, list):
+            checker.report("C30", where, f"its categories are {categories!r:.40}; expected a list.")
+        elif not all(isinstance(one, str | int | float) for one in categories):
+            checker.report("C30", where, "its categories are neither text nor numbers.")
+        elif len({str(one) for one in categories}) < len(categories):
+            checker.report("C30", where, "its categories are not unique.")
+        elif not all(isinstance(one, str) for one in categories):
+            checker.report("C30", where, "its categories are not all text.", "practice")
     return {column: hint if isinstance(hint, dict) else {} for column, hint in values.items()}
-
-
-def _check_hint(checker: CxgChecker, name: str, column: str, hint: Any) -> None:  # noqa: ANN401
-    where = f"{name}/{column}"
-    if column not in checker.arrays[name].names:
-        checker.report("C30", name, f"{HINTS} describes {column!r}, which is not a column.", "practice")
-        return
-    if not isinstance(hint, dict):
-        checker.report("C30", where, f"its hint is {hint!r:.40}; expected a JSON object.")
-        return
-    if hint.get("type") not in HINT_TYPES:
-        checker.report("C30", where, f"its hint has the type {hint.get('type')!r}; expected one of {HINT_TYPES}.")
-    categories = hint.get("categories")
-    if categories is None:
-        return
-    if not isinstance(categories, list):
-        checker.report("C30", where, f"its categories are {categories!r:.40}; expected a list.")
-    elif not all(isinstance(one, str | int | float) for one in categories):
-        checker.report("C30", where, "its categories are neither text nor numbers.")
-    elif len({str(one) for one in categories}) < len(categories):
-        checker.report("C30", where, "its categories are not unique.")
-    elif not all(isinstance(one, str) for one in categories):
-        checker.report("C30", where, "its categories are not all text.", "practice")
 
 
 def _check_column(checker: CxgChecker, name: str, attribute: ArrayAttribute, hints: dict[str, Any]) -> None:
@@ -434,29 +434,24 @@ def _check_column(checker: CxgChecker, name: str, attribute: ArrayAttribute, hin
             checker.report("C28", where, "its text is bytes or ASCII; expected UTF-8.", "practice")
         return
     if kind == "categorical" and attribute.dtype.kind in "iu":
-        _check_coded(checker, name, attribute, hint or {})
+        # Codes if there are categories, else numbers.
+        if (hint or {}).get("categories") is None:
+            if attribute.dtype in ("int8", "int16"):
+                checker.report("C13", where, f"it has codes of {attribute.dtype}, but {HINTS} lists no categories.")
+            elif attribute.dtype.itemsize == 8:
+                checker.report("C28", where, f"it is {attribute.dtype}.")
+        elif name == VAR:
+            checker.report("C13", where, "it has codes, which no reader decodes in var.", "practice")
+        elif checker.is_old:
+            checker.report("C13", where, f"it has codes, in version {checker.version}.", "practice")
+        elif attribute.dtype not in (*CODE_TYPES, "uint8"):
+            checker.report("C13", where, f"its codes are {attribute.dtype}; expected int8, int16 or int32.", "practice")
     elif kind == "boolean" and attribute.dtype != "uint8":
         checker.report("C28", where, f"it is a boolean stored as {attribute.dtype}; expected uint8.")
     elif attribute.dtype not in NUMBERS:
         small = attribute.dtype in ("int8", "int16", "uint16", "float16")
         if hints or not small:  # without hints codes cannot be told from numbers
             checker.report("C28", where, f"it is {attribute.dtype}.", "practice" if small else None)
-
-
-def _check_coded(checker: CxgChecker, name: str, attribute: ArrayAttribute, hint: dict[str, Any]) -> None:
-    """Check integers that are hinted as categorical: codes if there are categories, else numbers."""
-    where = f"{name}/{attribute.name}"
-    if hint.get("categories") is None:
-        if attribute.dtype in ("int8", "int16"):
-            checker.report("C13", where, f"it has codes of {attribute.dtype}, but {HINTS} lists no categories.")
-        elif attribute.dtype.itemsize == 8:
-            checker.report("C28", where, f"it is {attribute.dtype}.")
-    elif name == VAR:
-        checker.report("C13", where, "it has codes, which no reader decodes in var.", "practice")
-    elif checker.is_old:
-        checker.report("C13", where, f"it has codes, in version {checker.version}.", "practice")
-    elif attribute.dtype not in (*CODE_TYPES, "uint8"):
-        checker.report("C13", where, f"its codes are {attribute.dtype}; expected int8, int16 or int32.", "practice")
 
 
 _SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
@@ -497,22 +492,20 @@ def check_metadata(checker: CxgChecker) -> None:
     properties = _check_properties(checker)
     _check_colors(checker)
     corpora = _check_corpora(checker)
-    _compare(checker, properties or {}, corpora or {})
+    for key, corpora_key in (("title", "title"), ("about", "project_link")):
+        a, b = properties.get(key), corpora.get(corpora_key)
+        if isinstance(a, str) and isinstance(b, str) and a and b and a != b:
+            right = PROPERTIES if checker.version in TITLED_BY_PROPERTIES else CORPORA
+            text = f"{key} is {a!r:.60} in {PROPERTIES} and {b!r:.60} in {CORPORA}; {right} is right."
+            checker.report("C61", GROUP_METADATA, text)
 
 
-def version_of(checker: CxgChecker) -> str:
-    """Return the declared version of a CXG, `UNNAMED` if there is none."""
-    info = checker.arrays.get(GROUP_METADATA)
-    version = None if info is None else info.metadata.get(VERSION)
-    return version if isinstance(version, str) else UNNAMED
-
-
-def _check_properties(checker: CxgChecker) -> dict[str, Any] | None:
+def _check_properties(checker: CxgChecker) -> dict[str, Any]:
     if PROPERTIES not in checker.arrays[GROUP_METADATA].metadata:
         checker.report("C51", GROUP_METADATA, f"it has no {PROPERTIES}.", "practice")
-        return None
-    values: dict[str, Any] | None = checker.read_json(GROUP_METADATA, PROPERTIES, "C51")
-    title, about = (values or {}).get("title"), (values or {}).get("about")
+        return {}
+    values: dict[str, Any] = checker.read_json(GROUP_METADATA, PROPERTIES, "C51") or {}
+    title, about = values.get("title"), values.get("about")
     if title is not None and not isinstance(title, str):
         checker.report("C51", GROUP_METADATA, f"the title is {title!r:.40}; expected text.")
     if about is not None and not _is_address(about):
@@ -549,10 +542,10 @@ def _check_colors(checker: CxgChecker) -> None:
             checker.report("C53", where, f"{wrong[0]!r:.40} is not a colour of the form #RRGGBB.")
 
 
-def _check_corpora(checker: CxgChecker) -> dict[str, Any] | None:
+def _check_corpora(checker: CxgChecker) -> dict[str, Any]:
     values: dict[str, Any] | None = checker.read_json(GROUP_METADATA, CORPORA, "C60")
     if values is None:
-        return None
+        return {}
     # Old schemas keep their number in an object `version`.
     old = values.get("version")
     schema = values.get("schema_version") or (old.get("corpora_schema_version") if isinstance(old, dict) else None)
@@ -568,15 +561,6 @@ def _check_corpora(checker: CxgChecker) -> dict[str, Any] | None:
     if isinstance(default, str) and names and default.removeprefix(OBSM_PREFIX) not in names:
         checker.report("C60", GROUP_METADATA, f"the default embedding {default} does not exist.", "practice")
     return values
-
-
-def _compare(checker: CxgChecker, properties: dict[str, Any], corpora: dict[str, Any]) -> None:
-    for key, corpora_key in (("title", "title"), ("about", "project_link")):
-        a, b = properties.get(key), corpora.get(corpora_key)
-        if isinstance(a, str) and isinstance(b, str) and a and b and a != b:
-            right = PROPERTIES if checker.version in TITLED_BY_PROPERTIES else CORPORA
-            text = f"{key} is {a!r:.60} in {PROPERTIES} and {b!r:.60} in {CORPORA}; {right} is right."
-            checker.report("C61", GROUP_METADATA, text)
 
 
 def _check_uns(checker: CxgChecker) -> None:
@@ -595,15 +579,14 @@ def _check_uns(checker: CxgChecker) -> None:
             except ValueError as error:
                 checker.report("C27", where, f"it is not JSON: {error}.")
                 continue
-            if key == SPATIAL:
-                _check_spatial(checker, values)
+            if key == SPATIAL and not isinstance(values, dict):
+                checker.report("C29", where, f"it is {values!r:.40}; expected a JSON object.")
+            elif key == SPATIAL:
+                _check_libraries(checker, values)
 
 
-def _check_spatial(checker: CxgChecker, libraries: Any) -> None:  # noqa: ANN401  (any JSON)
+def _check_libraries(checker: CxgChecker, libraries: dict[str, Any]) -> None:
     where = f"{UNS}/{SPATIAL}"
-    if not isinstance(libraries, dict):
-        checker.report("C29", where, f"it is {libraries!r:.40}; expected a JSON object.")
-        return
     for name, library in libraries.items():
         if not isinstance(library, dict):
             checker.report("C29", where, f"{name} is {library!r:.40}; expected a library.")

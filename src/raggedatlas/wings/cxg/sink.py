@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,7 +24,6 @@ from raggedatlas.formats.output_files import publish, refuse_existing
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
-from raggedatlas.store.location import local_path
 from raggedatlas.wings.cxg.array_writer import (
     DenseBandWriter,
     MatrixWriter,
@@ -54,8 +52,6 @@ from raggedatlas.wings.cxg.options import (
 from raggedatlas.wings.cxg.source import cxg_source, obsm_name
 from raggedatlas.wings.cxg.table_encoder import (
     SPILL_ROWS,
-    ColumnSpill,
-    EncodingOptions,
     Table,
     encode_table,
     make_names_unique,
@@ -74,14 +70,14 @@ _NO_EMBEDDING = "embeddings are dense arrays of two or more numeric columns"
 _ONE_MATRIX = "a CXG has a single matrix; x= selects another one"
 
 
-def cxg_sink(path: str | os.PathLike[str], **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
+def cxg_sink(path: Path, **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
     """Return a sink that writes a CXG; `choices` are the fields of `CxgOptions`.
 
     Examples
     --------
-    >>> sink = cxg_sink("pbmc.cxg", profile="0.2.0", title="PBMC", compute_embedding="pca")  # doctest: +SKIP
+    >>> sink = cxg_sink(Path("pbmc.cxg"), profile="0.2.0", title="PBMC", compute_embedding="pca")  # doctest: +SKIP
     """
-    return CxgSink(local_path(path), CxgOptions.of(choices))
+    return CxgSink(path, CxgOptions.of(choices))
 
 
 class CxgSink:
@@ -288,7 +284,6 @@ class CxgSink:
             self._embeddings[name] = _EmbeddingWriter(self._folder / EMB / name, self._matrices[key], shape[0])
 
     def _encode(self) -> tuple[Table, Table]:
-        manner = EncodingOptions(OBS, self.options.profile, self.options.sort_categories, self.options.wide_integers)
         var = self._frames[VAR]
         shown = self.options.var_index or stored_var_index(self._uns)
         if self.options.var_index is not None and shown not in var.columns:
@@ -307,8 +302,8 @@ class CxgSink:
         shown = shown if shown in var.columns else None
         obs = self._frames[OBS]
         # Columns are encoded now, for the losses, but written in `commit`; long ones wait in files meanwhile.
-        spool = ColumnSpill(self._work / "cells") if len(obs) > SPILL_ROWS else None
-        return encode_table(obs, manner, spool=spool), encode_table(var, replace(manner, axis=VAR), shown)
+        spool = self._work / "cells" if len(obs) > SPILL_ROWS else None
+        return encode_table(obs, self.options, spool=spool), encode_table(var, self.options, VAR, shown)
 
     def _embedding_names(self) -> dict[str, str]:
         keys = [key for key in self._matrices if key.startswith(OBSM)]

@@ -81,8 +81,7 @@ def cxg_source(
     (2638, 2)
     """
     detection = detect(path)
-    version = require_readable(detection, version, allow_unknown=allow_unknown)
-    return CxgSource(detection, version, uns=uns)
+    return CxgSource(detection, require_readable(detection, version, allow_unknown=allow_unknown), uns=uns)
 
 
 class CxgSource(CompositeSource):
@@ -92,9 +91,28 @@ class CxgSource(CompositeSource):
     """
 
     def __init__(self, detection: Detection, version: str, *, uns: bool) -> None:
-        self.detection = detection
-        self._stored = _CxgReader(detection, version, uns=uns)
-        super().__init__(self._stored.parts(), name=detection.path.stem, uri=str(detection.path), format="cxg")
+        self.detection, self.path, self.version = detection, detection.path, version
+        self.obs, self.var = read_table_info(self.path / OBS), read_table_info(self.path / VAR)
+        self.shape = (self.obs.n_rows, self.var.n_rows)
+        self.left_out: dict[str, str] = {}
+        self.shift = self._read_shift()
+        self._names: list[str] | None = None
+        space = "gene_expression"
+        types = next((name for name in ("feature_types", "feature_type") if name in self.var.columns), None)
+        if types is not None:
+            space = space_of(np.asarray(read_column(self.var, types), dtype=object).tolist())
+        matrices = [MatrixPart.of("X", self._open_rows(), VAR, space), *self._open_embeddings()]
+        elements = {f"uns/{key}": read for key, read in self._unstructured(uns=uns).items()}
+        parts = SourceParts(
+            self.shape[0],
+            partial(read_dataframe, self.obs),
+            tuple(matrices),
+            {VAR: partial(read_dataframe, self.var)},
+            self.left_out,
+            elements=elements,
+            tables={OBS: partial(open_column_table, self.obs)},
+        )
+        super().__init__(parts, name=self.path.stem, uri=str(self.path), format="cxg")
 
     def columns(self, features: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
         """Read some features of all cells, from ``Xc`` if it exists, in the requested order.
@@ -105,11 +123,11 @@ class CxgSource(CompositeSource):
         """
         numbers = [w for w in features if not isinstance(w, str)]
         if len(numbers) < len(features):
-            numbers = self._stored.numbers([str(w) for w in features])
-        n = self._stored.shape[1]
+            numbers = self._find_features([str(w) for w in features])
+        n = self.shape[1]
         if any(not 0 <= number < n for number in numbers):
-            raise SourceError(f"{self.detection.path} has columns 0 to {n - 1:,}; got {numbers[:5]}.")
-        return read_columns(self.detection.path, numbers, self._stored.shift)
+            raise SourceError(f"{self.path} has columns 0 to {n - 1:,}; got {numbers[:5]}.")
+        return read_columns(self.path, numbers, self.shift)
 
     def column_blocks(self, step: int | None = None) -> Iterator[tuple[int, Any]]:
         """Iterate over all features in blocks, from ``Xc`` if it exists.
@@ -126,42 +144,15 @@ class CxgSource(CompositeSource):
         [(0, (300, 400)), (400, (300, 365))]
         >>> source.close()
         """
-        n_cells, n = self._stored.shape
+        n_cells, n = self.shape
         if step is None:
-            step = columns_per_block(self.detection.path, n_cells, n, shifted=self._stored.shift is not None)
+            step = columns_per_block(self.path, n_cells, n, shifted=self.shift is not None)
         if step < 1:
             raise SourceError(f"step={step}; expected at least 1.")
         for first in range(0, n, step):
-            yield first, read_columns(self.detection.path, range(first, min(first + step, n)), self._stored.shift)
+            yield first, read_columns(self.path, range(first, min(first + step, n)), self.shift)
 
-
-class _CxgReader:
-    """Reader of the content of a CXG, as parts of a composite source."""
-
-    def __init__(self, detection: Detection, version: str, *, uns: bool) -> None:
-        self.detection, self.path, self.version = detection, detection.path, version
-        self.obs, self.var = read_table_info(self.path / OBS), read_table_info(self.path / VAR)
-        self.shape = (self.obs.n_rows, self.var.n_rows)
-        self.left_out: dict[str, str] = {}
-        self.shift = self._shift()
-        self._uns = uns
-        self._names: list[str] | None = None
-
-    def parts(self) -> SourceParts:
-        matrices = [MatrixPart.of("X", self._rows(), VAR, self._space()), *self._embeddings()]
-        features = {VAR: partial(read_dataframe, self.var)}
-        elements = {f"uns/{key}": read for key, read in self._unstructured().items()}
-        return SourceParts(
-            self.shape[0],
-            partial(read_dataframe, self.obs),
-            tuple(matrices),
-            features,
-            self.left_out,
-            elements=elements,
-            tables={OBS: partial(open_column_table, self.obs)},
-        )
-
-    def numbers(self, names: list[str]) -> list[int]:
+    def _find_features(self, names: list[str]) -> list[int]:
         import pyarrow as pa
 
         from raggedatlas.formats.subset import find_features
@@ -182,7 +173,7 @@ class _CxgReader:
             self._names = [] if at is None else [str(v) for v in read_column(self.obs, at)]
         return self._names[row] if row < len(self._names) else str(row)
 
-    def _rows(self) -> RowReader:
+    def _open_rows(self) -> RowReader:
         if self.detection.layout == "split":
             by_row = LazyArray(self.path / XR)
             with closing(LazyArray(self.path / XC)) as by_column:
@@ -207,7 +198,7 @@ class _CxgReader:
         rows = SparseRowReader(opened, self.shape, "C40")
         return rows if self.shift is None else ShiftedRowReader(rows, self.shift)
 
-    def _shift(self) -> NDArray[Any] | None:
+    def _read_shift(self) -> NDArray[Any] | None:
         """Read the column shifts; return None if there are none."""
         if self.detection.members.get(SHIFT) != "array" or self.detection.layout != "sparse":
             return None
@@ -221,13 +212,7 @@ class _CxgReader:
         # Without a shift rows stay sparse; a shift of zeros would make them dense for nothing (C45).
         return shift if shift.any() else None
 
-    def _space(self) -> str:
-        for name in ("feature_types", "feature_type"):
-            if name in self.var.columns:
-                return space_of(np.asarray(read_column(self.var, name), dtype=object).tolist())
-        return "gene_expression"
-
-    def _embeddings(self) -> list[MatrixPart]:
+    def _open_embeddings(self) -> list[MatrixPart]:
         parts = []
         for name in self.detection.embeddings:
             opened = LazyArray(self.path / EMB / name)
@@ -242,9 +227,12 @@ class _CxgReader:
             parts.append(MatrixPart.of(f"obsm/{obsm_name(name, self.detection.embeddings)}", rows))
         return parts
 
-    def _unstructured(self) -> dict[str, Callable[[], Any]]:
+    def _unstructured(self, *, uns: bool) -> dict[str, Callable[[], Any]]:
         """Return readers of all other content by its key in ``uns``."""
-        group = self._group_metadata()
+        group: dict[str, Any] = {}
+        if self.detection.members.get(GROUP_METADATA) == "array":
+            with open_array(self.path / GROUP_METADATA) as array:
+                group = dict(array.meta.items())
         side: dict[str, Any] = {}
         values = self._read_group_metadata(group, side)
         for frame, key in ((self.obs, "obs_metadata"), (self.var, "var_metadata")):
@@ -258,7 +246,7 @@ class _CxgReader:
         # By default a writer would show feature_name.
         if self.var.shown is not None and (self.var.shown != self.var.index or FEATURE_NAME in self.var.columns):
             side["var_index"] = self.var.shown
-        if UNS in self.detection.members and self._uns:
+        if UNS in self.detection.members and uns:
             # Last: a key of `uns` replaces the same key of `corpora`.
             values |= read_unstructured(self.path / UNS)
         elif UNS in self.detection.members:
@@ -272,12 +260,6 @@ class _CxgReader:
             readers[SIDE] = partial(dict, side)
         self.left_out |= {f"uns/{key}": "metadata" for key in readers}
         return readers
-
-    def _group_metadata(self) -> dict[str, Any]:
-        if self.detection.members.get(GROUP_METADATA) != "array":
-            return {}
-        with open_array(self.path / GROUP_METADATA) as array:
-            return dict(array.meta.items())
 
     def _read_group_metadata(self, group: Mapping[str, Any], side: dict[str, Any]) -> dict[str, Any]:
         at = self.path / GROUP_METADATA
@@ -372,19 +354,17 @@ def read_unstructured(path: AnyPath) -> dict[str, Any]:
             check_file_sizes(path)
         with tiledb_errors(path), tiledb.Group(absolute_uri(path), "r", ctx=context(path)) as group:
             stored = dict(group.meta.items())
-    values = {key: _value(path, key, value) for key, value in stored.items()}
+    values: dict[str, Any] = {}
+    for key, value in stored.items():
+        if isinstance(value, bytes):
+            raise SourceError(
+                f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; unpickling could run foreign code. "
+                "Have it written as JSON, or leave uns out with uns=False."
+            )
+        values[key] = from_json(value) if isinstance(value, str) else value
     for name, kind in list_members(path).items():
         if kind == "array":
             with open_array(path / name) as array:
                 check_text_offsets(path / name, array.schema)
                 values[name] = np.asarray(array[:]) if not array.schema.sparse else dict(array[:])
     return values
-
-
-def _value(path: AnyPath, key: str, value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, bytes):
-        raise SourceError(
-            f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; unpickling could run foreign code. "
-            "Have it written as JSON, or leave uns out with uns=False."
-        )
-    return from_json(value) if isinstance(value, str) else value

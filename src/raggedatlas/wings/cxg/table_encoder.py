@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,10 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.element_writer import time_texts
-from raggedatlas.model.choices import Profile
 from raggedatlas.model.frames import ColumnTable, Texts
 from raggedatlas.model.frames import TableColumn as Given
 from raggedatlas.store.runtime import release_unused_memory
-from raggedatlas.wings.cxg.options import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, ConversionLoss
+from raggedatlas.wings.cxg.options import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, ConversionLoss, CxgOptions
 from raggedatlas.wings.cxg.tiledb_arrays import tiledb_errors
 
 if TYPE_CHECKING:
@@ -54,40 +54,35 @@ class SpilledColumn:
             return values
 
 
-class ColumnSpill:
-    """Writer of columns to files in a folder, which is created with the first column and which its owner removes.
+def spill_column(path: Path, parts: Iterable[NDArray[Any]]) -> SpilledColumn:
+    """Write a column to a file, in parts, (k,), of one dtype: numbers without missing values, or text as objects.
+
+    The folder is created with the first column; its owner removes it.
 
     Examples
     --------
     >>> import tempfile
-    >>> kept = ColumnSpill(Path(tempfile.mkdtemp())).keep([np.array(["a", "b"], object), np.array(["c"], object)])
+    >>> parts = [np.array(["a", "b"], object), np.array(["c"], object)]
+    >>> kept = spill_column(Path(tempfile.mkdtemp()) / "0.arrow", parts)
     >>> len(kept), kept[1:3].tolist()
     (3, ['b', 'c'])
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._n_columns = folder, 0
-
-    def keep(self, parts: Iterable[NDArray[Any]]) -> SpilledColumn:
-        """Write a column to a file, in parts, (k,), of one dtype: numbers without missing values, or text as objects."""
-        path = self._folder / f"{self._n_columns}.arrow"
-        self._n_columns += 1
-        writer, n_rows, dtype = None, 0, np.dtype(object)
-        with tiledb_errors(path, writes=True):
-            self._folder.mkdir(exist_ok=True)
-            with pa.OSFile(str(path), "wb") as file:
-                for part in (batch for values in parts for batch in _batches(values)):
-                    dtype = part.dtype
-                    # `large_string` has 64-bit offsets, which a batch of long texts may need.
-                    values = pa.array(part, pa.large_string() if dtype.kind == "O" else None)
-                    batch = pa.record_batch([values], ["values"])
-                    writer = pa.ipc.new_file(file, batch.schema) if writer is None else writer
-                    writer.write_batch(batch)
-                    n_rows += len(part)
-                if writer is not None:
-                    writer.close()
-        release_unused_memory()
-        return SpilledColumn(path, n_rows, dtype)
+    writer, n_rows, dtype = None, 0, np.dtype(object)
+    with tiledb_errors(path, writes=True):
+        path.parent.mkdir(exist_ok=True)
+        with pa.OSFile(str(path), "wb") as file:
+            for part in (batch for values in parts for batch in _batches(values)):
+                dtype = part.dtype
+                # `large_string` has 64-bit offsets, which a batch of long texts may need.
+                values = pa.array(part, pa.large_string() if dtype.kind == "O" else None)
+                batch = pa.record_batch([values], ["values"])
+                writer = pa.ipc.new_file(file, batch.schema) if writer is None else writer
+                writer.write_batch(batch)
+                n_rows += len(part)
+            if writer is not None:
+                writer.close()
+    release_unused_memory()
+    return SpilledColumn(path, n_rows, dtype)
 
 
 INT32 = np.iinfo(np.int32)
@@ -126,54 +121,35 @@ class Table:
         return {INDEX: self.index, **{column.name: column.hint for column in self.columns}}
 
 
-@dataclass(frozen=True, slots=True)
-class EncodingOptions:
-    """Options for the encoding of a table.
-
-    Parameters
-    ----------
-    axis : {"obs", "var"}
-        The table; categories of features are text, since viewers decode codes of cells only.
-    profile : {"0.3.0", "0.2.0"}
-        Version to write; in 0.2.0 all categories are text.
-    sort_categories : bool
-        Whether categories are sorted as text.
-    wide_integers : {"refuse", "text"}
-        Handling of integers beyond 32 bits.
-    """
-
-    axis: str = OBS
-    profile: Profile = "0.3.0"
-    sort_categories: bool = False
-    wide_integers: str = "refuse"
-
-    @property
-    def by_codes(self) -> bool:
-        """Whether categories are codes."""
-        return self.axis == OBS and self.profile == "0.3.0"
-
-
 def encode_table(
     frame: "pd.DataFrame | ColumnTable",
-    options: EncodingOptions,
+    options: CxgOptions,
+    axis: str = OBS,
     shown: str | None = None,
-    spool: ColumnSpill | None = None,
+    spool: Path | None = None,
 ) -> Table:
     """Encode a table for a CXG, column by column.
 
-    `shown` is the column that viewers show as the index; None: the index itself. Without a `spool` encoded columns stay
-    in memory. Raises C28 for integers beyond 32 bits, numbers beyond float32, and text that is not Unicode.
+    `axis` is ``"obs"`` or ``"var"``, whose categories are text, since viewers decode codes of cells only. `shown` is
+    the column that viewers show as the index; None: the index itself. `spool` is a folder for the files of encoded
+    columns, which stay in memory without. Raises C28 for integers beyond 32 bits, numbers beyond float32, and text that is not Unicode.
 
     Examples
     --------
     >>> import pandas as pd
-    >>> table = encode_table(pd.DataFrame({"n": [1, 2]}, index=["a", "b"]), EncodingOptions())
+    >>> table = encode_table(pd.DataFrame({"n": [1, 2]}, index=["a", "b"]), CxgOptions())
     >>> table.hints()
     {'index': 'name_0', 'name_0': {'type': 'string'}, 'n': {'type': 'int32'}}
     """
-    given = frame if isinstance(frame, ColumnTable) else _column_table(frame)
-    names, losses = _names(options.axis, [str(column.name) for column in given.columns])
-    encoder = _Encoder(options, losses, spool)
+    if isinstance(frame, ColumnTable):
+        given = frame
+    else:
+        # By position, since names of columns may repeat.
+        series = [Given(str(name), partial(lambda i: frame.iloc[:, i], i)) for i, name in enumerate(frame.columns)]
+        label: Any = frame.index.name
+        given = ColumnTable(len(frame), Given(label, lambda: frame.index), tuple(series))
+    names, losses = _names(axis, [str(column.name) for column in given.columns])
+    encoder = _Encoder(options, axis, losses, spool)
     taken = set(names)
     at = _index_name(given.index.name, taken)
     if given.index.name is not None and at != given.index.name:
@@ -191,7 +167,7 @@ def encode_table(
             continue
         n_repeated = count_duplicates(partial(_batches, stored.values), len(stored.values))
         if n_repeated:
-            what = f"{n_repeated:,} of its names occur before; viewers show one of the {_ROWS[options.axis]} of a name"
+            what = f"{n_repeated:,} of its names occur before; viewers show one of the {_ROWS[axis]} of a name"
             encoder.note("index" if stored.name == at else stored.name, "kept", what)
     return Table(tuple(columns), shown_as, tuple(encoder.losses), labels, own)
 
@@ -199,13 +175,6 @@ def encode_table(
 def _batches(values: NDArray[Any] | SpilledColumn) -> Iterator[NDArray[Any]]:
     for start in range(0, len(values), BATCH_ROWS):
         yield values[start : start + BATCH_ROWS]
-
-
-def _column_table(frame: "pd.DataFrame") -> ColumnTable:
-    # By position, since names of columns may repeat.
-    columns = [Given(str(name), partial(lambda i: frame.iloc[:, i], i)) for i, name in enumerate(frame.columns)]
-    label: Any = frame.index.name
-    return ColumnTable(len(frame), Given(label, lambda: frame.index), tuple(columns))
 
 
 def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]]:
@@ -238,14 +207,15 @@ def _index_name(name: Any, taken: Collection[str]) -> str:  # noqa: ANN401
 class _Encoder:
     """Encoder of columns, which records changes."""
 
-    def __init__(
-        self, options: EncodingOptions, losses: list[ConversionLoss], spool: ColumnSpill | None = None
-    ) -> None:
-        self.options, self.losses, self._spool = options, losses, spool
+    def __init__(self, options: CxgOptions, axis: str, losses: list[ConversionLoss], spool: Path | None) -> None:
+        self.options, self.axis, self.losses, self._spool = options, axis, losses, spool
+        # In 0.2.0 all categories are text.
+        self.by_codes = axis == OBS and options.profile == "0.3.0"
+        self._numbers = count()
         self.labels: dict[str, list[str]] = {}
 
     def note(self, name: str, fate: Any, what: str) -> None:  # noqa: ANN401
-        self.losses.append(ConversionLoss(f"{self.options.axis}/{name}", fate, what))
+        self.losses.append(ConversionLoss(f"{self.axis}/{name}", fate, what))
 
     def index(self, name: str, given: Given) -> EncodedColumn:
         import pandas as pd
@@ -268,12 +238,15 @@ class _Encoder:
     def _spill(self, column: EncodedColumn) -> EncodedColumn:
         if self._spool is None or isinstance(column.values, SpilledColumn):
             return column
-        return replace(column, values=self._spool.keep([column.values]))
+        return replace(column, values=self._spilled(self._spool, [column.values]))
+
+    def _spilled(self, spool: Path, parts: Iterable[NDArray[Any]]) -> SpilledColumn:
+        return spill_column(spool / f"{next(self._numbers)}.arrow", parts)
 
     def _texts(self, name: str, texts: Texts) -> EncodedColumn:
         """Encode text in blocks, without missing values."""
         blocks = (self._checked(name, block) for block in texts.even(BATCH_ROWS))
-        values = np.concatenate(list(blocks)) if self._spool is None else self._spool.keep(blocks)
+        values = np.concatenate(list(blocks)) if self._spool is None else self._spilled(self._spool, blocks)
         return EncodedColumn(name, values, {"type": "string"})
 
     def _checked(self, name: str, block: NDArray[np.object_]) -> NDArray[np.object_]:
@@ -283,7 +256,8 @@ class _Encoder:
     def _encoded(self, name: str, series: "pd.Series[Any]") -> EncodedColumn | None:
         import pandas as pd
 
-        if self.options.axis == OBS and name == IN_TISSUE and _is_flag(series):
+        numeric = getattr(series.dtype, "kind", "O") in "iuf"
+        if self.axis == OBS and name == IN_TISSUE and numeric and series.isin((0, 1)).all():
             self.note(name, "converted", "0 and 1 are written as booleans, as viewers expect")
             series = series.astype(bool)
         dtype: Any = series.dtype
@@ -293,7 +267,7 @@ class _Encoder:
                 self.note(name, "converted", "that the categories are ordered; they keep their order")
             kind = values.categories.dtype
             if isinstance(kind, np.dtype) and kind.kind in "iuf":
-                return self._numbers(name, values)
+                return self._numeric_categories(name, values)
             if kind.kind == "b":
                 self.note(name, "converted", "booleans as categories are written as text")
             labels = self.labels[name] = [_text(category) for category in values.categories]
@@ -314,7 +288,7 @@ class _Encoder:
         if isinstance(dtype, pd.StringDtype) or dtype.kind in "OUS":
             if not all(isinstance(value, str) for value in series.dropna()):
                 self.note(name, "converted", "values that are no text are written as text")
-            return self._text(name, series, by_codes=self.options.by_codes)
+            return self._text(name, series, by_codes=self.by_codes)
         nullable = not isinstance(dtype, np.dtype)
         if dtype.kind == "b":
             return self._booleans(name, series, nullable=nullable)
@@ -326,7 +300,7 @@ class _Encoder:
             return self._floats(name, series.to_numpy(np.float64 if nullable else None, na_value=np.nan))
         if dtype.kind in "mM":
             self.note(name, "converted", "times are written as text")
-            return self._text(name, time_texts(series), by_codes=self.options.by_codes)
+            return self._text(name, time_texts(series), by_codes=self.by_codes)
         self.note(name, "lost", f"a CXG has no columns of {dtype}")
         return None
 
@@ -355,7 +329,7 @@ class _Encoder:
             "".join(values).encode()
         except UnicodeEncodeError as error:
             raise SourceError(
-                f"C28: {self.options.axis} column {name!r} has text that is not Unicode ({error.reason}); correct it, or leave the column out."
+                f"C28: {self.axis} column {name!r} has text that is not Unicode ({error.reason}); correct it, or leave the column out."
             ) from error
 
     def _booleans(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> EncodedColumn:
@@ -370,7 +344,7 @@ class _Encoder:
             self.note(name, "converted", f"{series.dtype} is written as booleans without missing values")
         values = series.to_numpy(bool)
         # Viewers list the categories that occur; a column without a False has codes beyond them.
-        whole = self.options.by_codes and bool(values.all())
+        whole = self.by_codes and bool(values.all())
         hint = {"type": "categorical", "categories": list(TRUTHS)} if whole else {"type": "boolean"}
         return EncodedColumn(name, values.astype(np.uint8), hint)
 
@@ -383,11 +357,11 @@ class _Encoder:
             extent = (low, high)
             if self.options.wide_integers != "text":
                 raise SourceError(
-                    f"C28: {self.options.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
+                    f"C28: {self.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
                     "has 32 bits (24 with missing values). Scale them, leave the column out, or pass wide_integers='text'."
                 )
             self.note(name, "converted", f"{series.dtype} beyond 32 bits is written as text")
-            return self._text(name, series, by_codes=self.options.by_codes)
+            return self._text(name, series, by_codes=self.by_codes)
         if missing.any():
             self.note(name, "converted", f"{series.dtype} with missing values is written as float32 with NaN")
             return EncodedColumn(name, series.to_numpy(np.float32, na_value=np.nan), {"type": "float32"})
@@ -402,7 +376,7 @@ class _Encoder:
         over = np.flatnonzero(np.isinf(small) & np.isfinite(values))
         if len(over):
             raise SourceError(
-                f"C28: {self.options.axis} column {name!r} has the value {values[over[0]]} in row {int(over[0]):,}, beyond 32 bits. "
+                f"C28: {self.axis} column {name!r} has the value {values[over[0]]} in row {int(over[0]):,}, beyond 32 bits. "
                 "Scale the column, or leave it out."
             )
         changed = int((small.astype(values.dtype) != values)[~np.isnan(values)].sum())
@@ -416,12 +390,12 @@ class _Encoder:
         labels = [str(category) for category in categorical.categories]
         # `_categorical` has set them in the order of the frame, in which `uns` has the colours.
         self.labels.setdefault(name, labels)
-        if self.options.by_codes:
+        if self.by_codes:
             return EncodedColumn(name, np.asarray(categorical.codes), {"type": "categorical", "categories": labels})
         codes = np.asarray(categorical.codes)
         missing = int((codes < 0).sum())
         shown = labels
-        if missing and self.options.axis == OBS:
+        if missing and self.axis == OBS:
             self.note(name, "changed", f"{missing:,} missing values become the category {MISSING_TEXT!r}")
             shown = list(dict.fromkeys([*labels, MISSING_TEXT]))
         elif missing and MISSING_TEXT in labels:
@@ -430,7 +404,7 @@ class _Encoder:
         values = np.array([*labels, MISSING_TEXT], object)[codes]
         return EncodedColumn(name, values, {"type": "categorical", "categories": shown})
 
-    def _numbers(self, name: str, categorical: "pd.Categorical") -> EncodedColumn:
+    def _numeric_categories(self, name: str, categorical: "pd.Categorical") -> EncodedColumn:
         """Encode categories that are numbers as those numbers, which viewers enumerate."""
         import pandas as pd
 
@@ -449,11 +423,6 @@ class _Encoder:
 
 def _has_too_many(values: "pd.Categorical") -> bool:
     return len(values.categories) > max(MAX_CATEGORIES, MAX_CATEGORY_SHARE * len(values))
-
-
-def _is_flag(series: "pd.Series[Any]") -> bool:
-    numbers = getattr(series.dtype, "kind", "O") in "iuf"
-    return numbers and bool(series.isin((0, 1)).all())
 
 
 def label_of(value: Any) -> str:  # noqa: ANN401

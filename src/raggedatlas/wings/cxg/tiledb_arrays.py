@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -54,7 +54,23 @@ def _vfs_settings(path: Location) -> dict[str, str]:
     """Return the settings of TileDB's own access to an object store that correspond to storage options."""
     given = path.storage_options
     settings = {_VFS_SETTINGS[name]: value for name, value in given.items() if name in _VFS_SETTINGS}
-    settings |= _google_settings(given) | _azure_settings(given)
+    if "google_service_account" in given:
+        # obstore has read the file before, and refused one that is missing or no JSON.
+        account = Path(given["google_service_account"]).read_text("utf-8")
+        told = json.loads(account)
+        # Keys of object_store, by which the file of an emulator is known; TileDB sends no credentials where an endpoint is set.
+        if "gcs_base_url" in told:
+            settings["vfs.gcs.endpoint"] = told["gcs_base_url"]
+        if not told.get("disable_oauth"):
+            settings["vfs.gcs.service_account_key"] = account
+    if given.get("azure_storage_use_emulator", "").lower() in TRUE_WORDS:
+        address = os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000").rstrip("/")
+        name = given.get("azure_storage_account_name", EMULATED_ACCOUNT)
+        settings |= {
+            "vfs.azure.blob_endpoint": f"{address}/{name}",
+            "vfs.azure.storage_account_name": name,
+            "vfs.azure.storage_account_key": given.get("azure_storage_account_key", _EMULATED_KEY),
+        }
     if "aws_endpoint" in given:
         scheme, _, host = given["aws_endpoint"].rpartition("://")
         settings |= {
@@ -64,29 +80,6 @@ def _vfs_settings(path: Location) -> dict[str, str]:
         }
     # The default of five tries waits for minutes where nothing answers.
     return {"vfs.s3.connect_max_tries": "3", "vfs.s3.connect_timeout_ms": "10000", **settings}
-
-
-def _google_settings(given: Mapping[str, str]) -> dict[str, str]:
-    if "google_service_account" not in given:
-        return {}
-    # obstore has read the file before, and refused one that is missing or no JSON.
-    account = Path(given["google_service_account"]).read_text("utf-8")
-    told = json.loads(account)
-    # Keys of object_store, by which the file of an emulator is known; TileDB sends no credentials where an endpoint is set.
-    endpoint = {"vfs.gcs.endpoint": told["gcs_base_url"]} if "gcs_base_url" in told else {}
-    return endpoint if told.get("disable_oauth") else {**endpoint, "vfs.gcs.service_account_key": account}
-
-
-def _azure_settings(given: Mapping[str, str]) -> dict[str, str]:
-    if given.get("azure_storage_use_emulator", "").lower() not in TRUE_WORDS:
-        return {}
-    address = os.environ.get("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:10000").rstrip("/")
-    account = given.get("azure_storage_account_name", EMULATED_ACCOUNT)
-    return {
-        "vfs.azure.blob_endpoint": f"{address}/{account}",
-        "vfs.azure.storage_account_name": account,
-        "vfs.azure.storage_account_key": given.get("azure_storage_account_key", _EMULATED_KEY),
-    }
 
 
 _EMULATED_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -237,7 +230,8 @@ def check_file_sizes(path: AnyPath) -> None:
     special = None if isinstance(path, Location) else _find_special_file(path)
     if special is not None:
         raise _damage_error(path, special, "is not a regular file but a pipe, a device or a broken link")
-    inner = [file for name in ("__schema", "__group", "__meta") for file in _files(path / name)]
+    folders = [path / name for name in ("__schema", "__group", "__meta") if (path / name).is_dir()]
+    inner: list[AnyPath] = sorted((file for folder in folders for file in folder.iterdir()), key=str)
     for file in (path / "__array_schema.tdb", *inner):
         if not file.is_file():
             continue
@@ -263,7 +257,7 @@ def check_text_offsets(path: AnyPath, schema: Any, fields: tuple[str, ...] = ())
         field = texts.name.removesuffix(TEXT_SUFFIX)
         bounds = texts.with_name(f"{field}.tdb")
         # Before 2020 files were named after attributes, whose name may itself end in the suffix.
-        of_numbers = schema.has_attr(field) and not schema.attr(field).isvar and bounds.parents[1].name != _FRAGMENTS
+        of_numbers = schema.has_attr(field) and not schema.attr(field).isvar and bounds.parent.parent.name != _FRAGMENTS
         if (not fields or field in fields) and bounds.is_file() and not of_numbers:
             try:
                 _check_offsets(bounds, texts, checked=len(packed) > 1)
@@ -275,10 +269,6 @@ def attribute_files(schema: Any, attribute: str) -> tuple[str, ...]:  # noqa: AN
     """Return the file names of an attribute without suffix, in current releases and those before 2020."""
     number = next(i for i in range(schema.nattr) if schema.attr(i).name == attribute)
     return f"a{number}", attribute
-
-
-def _files(folder: AnyPath) -> list[AnyPath]:
-    return sorted((file for file in folder.iterdir() if file.is_file()), key=str) if folder.is_dir() else []
 
 
 def _find_special_file(path: Path) -> Path | None:
@@ -318,7 +308,7 @@ def _check_offsets(bounds: AnyPath, texts: AnyPath, *, checked: bool) -> None:
             if not len(offsets):
                 continue
             # In the old fragment layout the first offset of a tile is not necessarily 0.
-            first = np.uint64(0) if bounds.parents[1].name == _FRAGMENTS else offsets[0]
+            first = np.uint64(0) if bounds.parent.parent.name == _FRAGMENTS else offsets[0]
             # Compared, not subtracted: differences of uint64 wrap. The last offset equals the length if the last text
             # is empty.
             if (offsets[1:] < offsets[:-1]).any() or offsets[0] != first or offsets[-1] - first > length[0]:
@@ -360,7 +350,21 @@ def _chunk(file: IO[bytes] | RemoteFile, end: int, *, decoded: bool, checked: bo
     if (sum(part[0] for part in parts) if described else stored) != length:
         raise _CorruptFileError("has a chunk whose length differs from its header")
     values = file.read(stored)
-    return _decompress(values, parts) if described else np.frombuffer(values, np.uint8)
+    if not described:
+        return np.frombuffer(values, np.uint8)
+    from numcodecs import zstd
+
+    out_parts, offset = [np.empty(0, np.uint8)], 0
+    for part_length, size in parts:
+        try:
+            out = bytes(zstd.decompress(values[offset : offset + size]))
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise _CorruptFileError(f"cannot be decoded ({error})") from error
+        if len(out) != part_length:
+            raise _CorruptFileError("has a part whose length differs from its header")
+        out_parts.append(np.frombuffer(out, np.uint8))
+        offset += size
+    return np.concatenate(out_parts)
 
 
 def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, int]]:
@@ -376,22 +380,6 @@ def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, i
     if sum(part[1] for part in parts) != stored:
         raise _CorruptFileError("has a chunk whose parts do not add up to its size")
     return [(int(length), int(size)) for length, size in parts]
-
-
-def _decompress(values: bytes, parts: list[tuple[int, int]]) -> NDArray[Any]:
-    from numcodecs import zstd
-
-    decoded, offset = [np.empty(0, np.uint8)], 0
-    for length, size in parts:
-        try:
-            out = bytes(zstd.decompress(values[offset : offset + size]))
-        except (RuntimeError, ValueError, MemoryError) as error:
-            raise _CorruptFileError(f"cannot be decoded ({error})") from error
-        if len(out) != length:
-            raise _CorruptFileError("has a part whose length differs from its header")
-        decoded.append(np.frombuffer(out, np.uint8))
-        offset += size
-    return np.concatenate(decoded)
 
 
 MAX_BOXES = 1 << 26
@@ -483,13 +471,23 @@ def read_array_info(path: AnyPath) -> ArrayInfo:
     with open_array(path) as array:
         schema = array.schema
         domain = schema.domain
-        axes = tuple(_axis(domain.dim(i)) for i in range(domain.ndim))
-        attributes = tuple(_attribute(schema.attr(i)) for i in range(schema.nattr))
+        axes = []
+        for dim in (domain.dim(i) for i in range(domain.ndim)):
+            dtype = np.dtype(dim.dtype)
+            low, high, tile = (*dim.domain, dim.tile) if dtype.kind in "iuf" else (None, None, None)
+            axes.append(Dimension(dim.name, dtype, _to_python(low), _to_python(high), _to_python(tile)))
+        attributes = []
+        for attr in (schema.attr(i) for i in range(schema.nattr)):
+            filters = " + ".join(_filter_text(attr.filters[i]) for i in range(len(attr.filters)))
+            dtype = np.dtype(attr.dtype)
+            attributes.append(ArrayAttribute(attr.name, dtype, bool(attr.isvar), bool(attr.isnullable), filters))
         written = array.nonempty_domain()
         metadata = dict(array.meta.items())
         fully_written = not schema.sparse and is_fully_written(path, schema)
     spans = None if written is None else tuple((_to_python(a), _to_python(b)) for a, b in written)
-    return ArrayInfo(bool(schema.sparse), axes, attributes, int(schema.capacity), spans, fully_written, metadata)
+    return ArrayInfo(
+        bool(schema.sparse), tuple(axes), tuple(attributes), int(schema.capacity), spans, fully_written, metadata
+    )
 
 
 def is_fully_written(path: AnyPath, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
@@ -544,17 +542,6 @@ def _filter_text(one: Any) -> str:  # noqa: ANN401  (a tiledb.Filter)
     name = type(one).__name__.removesuffix("Filter").lower()
     level = getattr(one, "level", None)
     return name if level is None else f"{name} {level}"
-
-
-def _axis(dim: Any) -> Dimension:  # noqa: ANN401
-    dtype = np.dtype(dim.dtype)
-    low, high, tile = (*dim.domain, dim.tile) if dtype.kind in "iuf" else (None, None, None)
-    return Dimension(dim.name, dtype, _to_python(low), _to_python(high), _to_python(tile))
-
-
-def _attribute(attr: Any) -> ArrayAttribute:  # noqa: ANN401
-    filters = " + ".join(_filter_text(attr.filters[i]) for i in range(len(attr.filters)))
-    return ArrayAttribute(attr.name, np.dtype(attr.dtype), bool(attr.isvar), bool(attr.isnullable), filters)
 
 
 def _to_python(value: Any) -> Any:  # noqa: ANN401

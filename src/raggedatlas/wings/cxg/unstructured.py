@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raggedatlas.wings.cxg.options import (
     COLORS,
@@ -147,7 +146,13 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
             raise NotJsonError("an infinite number")
         return None if math.isnan(value) else value
     if isinstance(value, np.ndarray):
-        return _listed(value)
+        if value.dtype.names is not None:
+            raise NotJsonError("a structured array")
+        if value.dtype.kind not in "biufUOT":
+            raise NotJsonError(f"an array of {value.dtype}")
+        # Infinities, NaN and objects need a look at each value.
+        plain = value.dtype.kind in "biu" or (value.dtype.kind == "f" and bool(np.isfinite(value).all()))
+        return value.tolist() if plain else _plain(value.tolist())
     if isinstance(value, Mapping):
         odd = [key for key in value if not isinstance(key, str)]
         if odd:
@@ -156,20 +161,6 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     raise NotJsonError(f"a {type(value).__name__}")
-
-
-def _listed(values: NDArray[Any]) -> Any:  # noqa: ANN401
-    if values.dtype.names is not None:
-        raise NotJsonError("a structured array")
-    if values.dtype.kind in "biu":
-        return values.tolist()
-    if values.dtype.kind == "f":
-        if np.isinf(values).any():
-            raise NotJsonError("an infinite number")
-        return _plain(values.tolist()) if np.isnan(values).any() else values.tolist()
-    if values.dtype.kind in "UOT":
-        return _plain(values.tolist())
-    raise NotJsonError(f"an array of {values.dtype}")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:  # noqa: ANN401
@@ -301,10 +292,17 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     `obs` has the categories that have colours.
     """
     side = _side(uns)
-    result = CxgMetadata()
+    result = CxgMetadata({VERSION: options.profile})
     # Whatever finds a place below is removed from `left`; the rest is reported as lost.
     left = {key: value for key, value in uns.items() if key != SIDE}
-    _report_unknown(uns, result)
+    # Users may have put something of their own under the key of side data.
+    reserved = "the key is reserved for what is read from a CXG"
+    if not isinstance(uns.get(SIDE, {}), Mapping):
+        result.lose(f"uns/{SIDE}", "lost", reserved)
+    for key, value in side.items():
+        kind = _SIDE_PARTS.get(key)
+        if kind is None or not isinstance(value, kind):
+            result.lose(f"uns/{SIDE}/{key}", "lost", reserved)
     result.obs.update(_kept_metadata(side, "obs_metadata", (HINTS, GENESETS), result))
     result.var.update(_kept_metadata(side, "var_metadata", (HINTS,), result))
     corpora = _corpora(left, result)
@@ -323,12 +321,19 @@ def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) ->
     result.group[PROPERTIES] = json.dumps({**properties, "title": named, "about": about})
     result.group[COLORS] = json.dumps(_colors(left, obs, side, result))
     result.group.update(_kept_metadata(side, "metadata", GROUP_KEYS, result))
-    _genesets(left, result)
+    # Gene sets, a table of named sets with genes each, are metadata that viewers read.
+    sets = left.get(GENESETS)
+    sets = parse_json_or_none(sets) if isinstance(sets, str) else sets
+    if isinstance(sets, Mapping) and all(isinstance(s, Mapping) and "genes" in s for s in sets.values()):
+        with suppress(NotJsonError):
+            # Raises before `del`, so gene sets that are not JSON stay in `left`.
+            result.obs[GENESETS] = as_json(sets)
+            del left[GENESETS]
     if SPATIAL in left:
         _spatial(left.pop(SPATIAL), result)
     for key in left:
         result.lose(f"uns/{key}", "lost", "a CXG has no place for it")
-    return CxgMetadata({VERSION: options.profile, **result.group}, result.obs, result.var, result.uns, result.losses)
+    return result
 
 
 def stored_var_index(uns: Mapping[str, Any]) -> str | None:
@@ -343,16 +348,6 @@ def _side(uns: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:  # noqa: ANN401
     return value if isinstance(value, Mapping) else {}
-
-
-def _report_unknown(uns: Mapping[str, Any], result: CxgMetadata) -> None:
-    """Record what users put under the key of side data, where only what `source` reads from a CXG is written."""
-    if not isinstance(uns.get(SIDE, {}), Mapping):
-        result.lose(f"uns/{SIDE}", "lost", "the key is reserved for what is read from a CXG")
-    for key, value in _side(uns).items():
-        kind = _SIDE_PARTS.get(key)
-        if kind is None or not isinstance(value, kind):
-            result.lose(f"uns/{SIDE}/{key}", "lost", "the key is reserved for what is read from a CXG")
 
 
 def _kept_metadata(side: Mapping[str, Any], name: str, reserved: Sequence[str], result: CxgMetadata) -> dict[str, Any]:
@@ -415,17 +410,6 @@ def _colors(
         tables[obs.names[named]] = {**{label: _GREY for label in shown if label == MISSING_TEXT}, **table}
         del left[key]
     return tables
-
-
-def _genesets(left: dict[str, Any], result: CxgMetadata) -> None:
-    """Move gene sets, a table of named sets with genes each, to the metadata that viewers read."""
-    value = left.get(GENESETS)
-    parsed = parse_json_or_none(value) if isinstance(value, str) else value
-    if isinstance(parsed, Mapping) and all(isinstance(s, Mapping) and "genes" in s for s in parsed.values()):
-        with suppress(NotJsonError):
-            # Raises before `del`, so gene sets that are not JSON stay in `left`.
-            result.obs[GENESETS] = as_json(parsed)
-            del left[GENESETS]
 
 
 def _spatial(value: Any, result: CxgMetadata) -> None:  # noqa: ANN401

@@ -24,7 +24,6 @@ from raggedatlas.wings.cxg.rules import (
     check_metadata,
     check_shift,
     check_sizes,
-    version_of,
 )
 from raggedatlas.wings.cxg.table_encoder import count_duplicates
 from raggedatlas.wings.cxg.tiledb_arrays import (
@@ -82,7 +81,17 @@ def check_values(checker: CxgChecker) -> None:
         info = checker.arrays[name]
         if info.is_readable and len(info.axes) == 2 and _is_real(info):
             with checker.guarded(name):
-                _read_embedding(checker, name, info)
+                infinite, known, first = 0, 0, ""
+                for start, values in iter_bands(checker, name, info):
+                    bad = np.isinf(values)
+                    known += int(np.count_nonzero(~np.isnan(values)))
+                    if not first and bad.any():
+                        first = f"cell {start + int(np.argwhere(bad)[0][0]):,}"
+                    infinite += int(np.count_nonzero(bad))
+                if infinite:
+                    checker.report("C24", name, f"{infinite:,} coordinates are infinite, the first of {first}.")
+                if not known:
+                    checker.report("C24", name, "every coordinate is missing.")
     shift = checker.arrays.get(SHIFT)
     if shift is not None and shift.is_readable and len(shift.axes) == 1 and _is_real(shift):
         with checker.guarded(SHIFT):
@@ -116,22 +125,13 @@ def iter_bands(checker: CxgChecker, name: str, info: ArrayInfo) -> Iterator[tupl
             yield start, values_of(read)
 
 
-def _read_embedding(checker: CxgChecker, name: str, info: ArrayInfo) -> None:
-    infinite, known, first = 0, 0, ""
-    for start, values in iter_bands(checker, name, info):
-        bad = np.isinf(values)
-        known += int(np.count_nonzero(~np.isnan(values)))
-        if not first and bad.any():
-            first = f"cell {start + int(np.argwhere(bad)[0][0]):,}"
-        infinite += int(np.count_nonzero(bad))
-    if infinite:
-        checker.report("C24", name, f"{infinite:,} coordinates are infinite, the first of {first}.")
-    if not known:
-        checker.report("C24", name, "every coordinate is missing.")
-
-
 def _read_matrix(checker: CxgChecker) -> None:
-    x, shape = checker.arrays.get(X), _real_shape(checker)
+    x, shape = checker.arrays.get(X), None
+    # Memory is allocated for both tables, so they must be readable.
+    frames = [checker.arrays.get(name) for name in (OBS, VAR)]
+    sizes = [frame.shape[0] for frame in frames if frame is not None and len(frame.axes) == 1 and frame.is_readable]
+    if len(sizes) == 2:
+        shape = sizes[0], sizes[1]
     if x is not None and len(x.axes) == 2 and _is_real(x):
         with checker.guarded(X):
             if not x.sparse and x.is_readable:
@@ -149,13 +149,6 @@ def _read_matrix(checker: CxgChecker) -> None:
     # A half that raised is reported as damaged (C00); comparing it would add a false C19.
     if len(counted) == 2:
         _compare(checker, counted[XR], counted[XC])
-
-
-def _real_shape(checker: CxgChecker) -> tuple[int, int] | None:
-    """Return the numbers of cells and features if both tables are readable, since memory is allocated for them."""
-    frames = [checker.arrays.get(name) for name in (OBS, VAR)]
-    sizes = [frame.shape[0] for frame in frames if frame is not None and len(frame.axes) == 1 and frame.is_readable]
-    return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
 def _read_dense(checker: CxgChecker, info: ArrayInfo) -> None:
@@ -210,7 +203,14 @@ def _count_entries(checker: CxgChecker, name: str, shape: tuple[int, int]) -> En
     counts = EntryCounts(shape, np.zeros(shape[0]), np.zeros(shape[1]))
     carried: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
     for read in iter_entries(checker, name):
-        block = _within(counts, read)
+        cells, features, values = read
+        inside = (cells >= 0) & (cells < shape[0]) & (features >= 0) & (features < shape[1])
+        _count(counts, "outside", ~inside, (cells, features))
+        _count(counts, "zeros", values == 0, (cells, features))
+        _count(counts, "nonfinite", ~np.isfinite(values), (cells, features))
+        counts.n += len(values)
+        # `bincount` refuses negative positions and grows beyond the axis for large ones.
+        block = read if inside.all() else (cells[inside], features[inside], values[inside])
         digests = _digests(block, max(shape))
         # Sums do not depend on the order of entries, so `Xr` and `Xc` can be compared without sorting either.
         counts.cells += np.bincount(block[0], digests, minlength=shape[0])
@@ -218,18 +218,6 @@ def _count_entries(checker: CxgChecker, name: str, shape: tuple[int, int]) -> En
         major, minor = (block[1], block[0]) if name == XC else (block[0], block[1])
         carried = _count_repeated(counts, carried, (major, minor), by_feature=name == XC)
     return counts
-
-
-def _within(counts: EntryCounts, block: Block) -> Block:
-    """Count entries, and return those within both axes."""
-    cells, features, values = block
-    inside = (cells >= 0) & (cells < counts.shape[0]) & (features >= 0) & (features < counts.shape[1])
-    _count(counts, "outside", ~inside, (cells, features))
-    _count(counts, "zeros", values == 0, (cells, features))
-    _count(counts, "nonfinite", ~np.isfinite(values), (cells, features))
-    counts.n += len(values)
-    # `bincount` refuses negative positions and grows beyond the axis for large ones.
-    return block if inside.all() else (cells[inside], features[inside], values[inside])
 
 
 def _count(
@@ -320,8 +308,6 @@ def _compare(checker: CxgChecker, by_cell: EntryCounts, by_feature: EntryCounts)
 ROWS = 1 << 18
 """Rows of a column read at once."""
 
-_ALL_TRUE = "Set its hint to categorical with the categories False and True."
-
 
 def iter_column_blocks(checker: CxgChecker, name: str, column: str) -> Iterator[NDArray[Any]]:
     """Read a column in blocks of `ROWS`."""
@@ -342,33 +328,34 @@ def _read_columns(checker: CxgChecker, name: str, hints: dict[str, Any]) -> None
         hint = hints.get(attribute.name, {})
         categories = hint.get("categories")
         # Within the loop: a damaged column must not hide problems of the others.
-        with checker.guarded(f"{name}/{attribute.name}"):
+        where = f"{name}/{attribute.name}"
+        with checker.guarded(where):
             if attribute.dtype.kind in "iu" and isinstance(categories, list) and hint.get("type") == "categorical":
-                n_categories = len(categories)
                 low, high = _read_extent(checker, name, attribute.name)
-                where = f"{name}/{attribute.name}"
-                if high >= n_categories:
-                    checker.report("C31", where, f"it has the code {high:,}, but {n_categories:,} categories.")
+                if high >= len(categories):
+                    checker.report("C31", where, f"it has the code {high:,}, but {len(categories):,} categories.")
                 if low < -1:
                     checker.report("C31", where, f"it has the code {low:,}; expected -1 or more.")
             elif hint.get("type") == "boolean" and attribute.dtype.kind in "iu":
-                _read_booleans(checker, name, attribute.name)
+                low, high = _read_extent(checker, name, attribute.name)
+                if low < 0 or high > 1:
+                    checker.report("C28", where, f"it is a boolean with the value {high if high > 1 else low}.")
+                # Viewers number the values that occur: the code 1 is beyond the only one, see `_Encoder._booleans`.
+                elif low == 1 and name == OBS:
+                    fix = "Set its hint to categorical with the categories False and True."
+                    checker.report(
+                        "C28", where, "every value is true, which the Explorer cannot show.", "practice", fix
+                    )
             elif attribute.name:
                 # The shown index and the original one (`TableInfo.index`) may be two columns.
                 is_index = attribute.is_text and (attribute.name == index or NUMBERED.fullmatch(attribute.name))
-                _read_text(checker, name, attribute.name, hashed=bool(is_index))
-
-
-def _read_text(checker: CxgChecker, name: str, column: str, *, hashed: bool) -> None:
-    """Read every value; of an index, also count repeated names."""
-    if not hashed:
-        # Reading is the check: damage raises, which `guarded` reports.
-        for _ in iter_column_blocks(checker, name, column):
-            pass
-        return
-    n_repeated = count_duplicates(partial(iter_column_blocks, checker, name, column), checker.arrays[name].shape[0])
-    if n_repeated:
-        checker.report("C32", f"{name}/{column}", f"{n_repeated:,} of its names occur before.")
+                blocks = partial(iter_column_blocks, checker, name, attribute.name)
+                if not is_index:
+                    # Reading is the check: damage raises, which `guarded` reports.
+                    for _ in blocks():
+                        pass
+                elif n_repeated := count_duplicates(blocks, checker.arrays[name].shape[0]):
+                    checker.report("C32", where, f"{n_repeated:,} of its names occur before.")
 
 
 def _read_extent(checker: CxgChecker, name: str, column: str) -> tuple[int, int]:
@@ -377,16 +364,6 @@ def _read_extent(checker: CxgChecker, name: str, column: str) -> tuple[int, int]
     # The extent (0, -1) breaks none of the bounds that callers test.
     lows, highs = zip(*extents, strict=True) if extents else ((0,), (-1,))
     return min(lows), max(highs)
-
-
-def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:
-    low, high = _read_extent(checker, name, column)
-    where = f"{name}/{column}"
-    if low < 0 or high > 1:
-        checker.report("C28", where, f"it is a boolean with the value {high if high > 1 else low}.")
-    # Viewers number the values that occur: the code 1 is beyond the only one, see `_Encoder._booleans`.
-    elif low == 1 and name == OBS:
-        checker.report("C28", where, "every value is true, which the Explorer cannot show.", "practice", _ALL_TRUE)
 
 
 @checked
@@ -441,7 +418,6 @@ def validate(path: Address, level: Depth = "metadata") -> Problems:
     if not marked:
         checker.report("C01", "", "it is not a TileDB group, although it has the arrays of a CXG.")
     checker.open_arrays()
-    checker.version = version_of(checker)
     check_members(checker)
     check_arrays(checker)
     check_shift(checker)

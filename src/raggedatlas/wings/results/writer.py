@@ -228,7 +228,7 @@ class ResultDatasetWriter(BatchWriter):
         resume: bool = False,
         grace: timedelta = GRACE,
     ) -> None:
-        folder = Path(Location.of(result_dir).path)
+        folder = Location.of(result_dir).path
         super().__init__(folder, facts or {}, folder / DATABASE / CHECKPOINT)
         self.original_dataset_config: Mapping[str, Any] | None = None
         self.original_dataset: Any = None

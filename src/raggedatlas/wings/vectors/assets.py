@@ -44,6 +44,16 @@ if TYPE_CHECKING:
     from raggedatlas.model.reports import MaintenanceReport
 
 
+_OBJECTS = {"raggedatlas.wings.vectors.geometry": "Geometry", "raggedatlas.wings.vectors.shapes": "Shapes"}
+"""Modules -> class of objects in memory; before a module is imported there are no objects of its class."""
+
+SHAPE_ENDINGS = (".geojson", ".geoparquet", ".obj", ".parquet", ".ply", ".stl")
+"""Endings of files of shapes and points, as converters have them, but for tables of text."""
+
+_ELEMENTS = ("points", "shapes")
+"""Folders of SpatialData whose elements are geometry."""
+
+
 class GeometryKind(AssetKind[GeometryRecord]):
     """Geometry stores whose objects are cells."""
 
@@ -58,8 +68,39 @@ class GeometryKind(AssetKind[GeometryRecord]):
     attachment = "raggedatlas.wings.vectors.attachment:geometry_attachment"
 
     def accepts(self, source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-        """Return whether something is geometry: shapes in memory, or a zarr-vectors store, shapes or points by path or URI."""
-        return is_geometry(source)
+        """Return whether something is geometry: shapes in memory, or a zarr-vectors store, shapes or points by path or URI.
+
+        Raises `StoreError` if an object store cannot be asked; anything else without a readable root is not geometry.
+        """
+        if not isinstance(source, str | os.PathLike):
+            return any(
+                isinstance(source, getattr(sys.modules[m], name)) for m, name in _OBJECTS.items() if m in sys.modules
+            )
+        place = as_path(source)
+        if place.suffix.lower() in SHAPE_ENDINGS:
+            return True
+        # Named by the format, so that other folders need no import of converters. Members of a remote folder would be
+        # listed; its root tells below what it is.
+        in_store = isinstance(place, Path) and any((place / kind).is_dir() for kind in _ELEMENTS)
+        if place.parent.name in _ELEMENTS or in_store:
+            from raggedatlas.wings.vectors.converters.geospatial import is_spatialdata
+
+            if is_spatialdata(place):
+                return True
+        # The ending of a file tells without a request that it is no store.
+        if isinstance(place, Location) and (place.is_web or place.suffix in HDF5_ENDINGS):
+            return False
+        try:
+            attributes = json.loads((place / "zarr.json").read_bytes())["attributes"]
+            return isinstance(attributes.get("zarr_vectors"), Mapping) or (
+                isinstance(place, Location) and "spatialdata_attrs" in attributes
+            )
+        # A store that does not answer would only be asked, and waited for, again.
+        except StoreError:
+            raise
+        # What has no readable root is left to `open_source`, which names what is wrong with it.
+        except (AtlasError, OSError, ValueError, LookupError, TypeError):
+            return False
 
     def is_visible(self, record: GeometryRecord, datasets: AbstractSet[str]) -> bool:
         """Return whether the atlas contains a dataset of a store; if the store's objects are the cells of a dataset, that one."""
@@ -139,7 +180,27 @@ class GeometryKind(AssetKind[GeometryRecord]):
             rows = catalog.tables.read(CELLS, ["dataset_uid", record.column], where)
             rows = rows.filter(in_datasets(rows, known))
             found = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
-            problems += self.check_counts(catalog, record, found, known) + _check_pointers(record, rows)
+            problems += self.check_counts(catalog, record, found, known)
+            pointers = rows.column(1).combine_chunks()
+            ids = pc.struct_field(pointers, "object_id")
+            n_twice = len(ids) - pc.count_distinct(ids, mode="all").as_py()
+            level = pc.fill_null(pc.struct_field(pointers, "level"), -1).to_numpy()
+            bad = ids.null_count + int(np.count_nonzero((level < 0) | (level >= record.n_levels)))
+            if n_twice or bad:
+                text = f"{n_twice:,} cells share an object with another cell, {bad:,} have no object or a level that does not exist"
+                problems.append(self.problem(record, "geometry-object", text))
+            wrong = 0
+            for axis in AXES:
+                least, greatest = (
+                    pc.struct_field(pointers, f"{axis}_{end}").to_numpy(zero_copy_only=False) for end in ("min", "max")
+                )
+                # Both null, here NaN: an axis that the store lacks, or an object without vertices.
+                there = ~(np.isnan(least) & np.isnan(greatest))
+                is_box = (least <= greatest) & np.isfinite(least) & np.isfinite(greatest)
+                wrong += int(np.count_nonzero(there & ~is_box))
+            if wrong:
+                text = f"{wrong:,} boxes are not finite, or end before they begin"
+                problems.append(self.problem(record, "geometry-box", text))
         return problems
 
     def drop(self, catalog: Catalog, name: str, dataset: str | None = None) -> "MaintenanceReport":
@@ -312,86 +373,3 @@ def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
         nulls = pa.table([dead.column(0), pa.nulls(dead.num_rows, field.type)], schema=schema)
         update_columns(catalog.tables, CELLS, "uid", nulls, version)
     return int(dead.num_rows)
-
-
-def _check_pointers(record: GeometryRecord, rows: pa.Table) -> list[Problem]:
-    problems = []
-    pointers = rows.column(1).combine_chunks()
-    ids = pc.struct_field(pointers, "object_id")
-    n_twice = len(ids) - pc.count_distinct(ids, mode="all").as_py()
-    level = pc.fill_null(pc.struct_field(pointers, "level"), -1).to_numpy()
-    bad = ids.null_count + int(np.count_nonzero((level < 0) | (level >= record.n_levels)))
-    if n_twice or bad:
-        text = f"{n_twice:,} cells share an object with another cell, {bad:,} have no object or a level that does not exist"
-        problems.append(GEOMETRY.problem(record, "geometry-object", text))
-    wrong = 0
-    for axis in AXES:
-        least, greatest = (
-            pc.struct_field(pointers, f"{axis}_{end}").to_numpy(zero_copy_only=False) for end in ("min", "max")
-        )
-        # Both null, here NaN: an axis that the store lacks, or an object without vertices.
-        there = ~(np.isnan(least) & np.isnan(greatest))
-        wrong += int(np.count_nonzero(there & ~((least <= greatest) & np.isfinite(least) & np.isfinite(greatest))))
-    if wrong:
-        text = f"{wrong:,} boxes are not finite, or end before they begin"
-        problems.append(GEOMETRY.problem(record, "geometry-box", text))
-    return problems
-
-
-_OBJECTS = {"raggedatlas.wings.vectors.geometry": "Geometry", "raggedatlas.wings.vectors.shapes": "Shapes"}
-"""Modules -> class of objects in memory; before a module is imported there are no objects of its class."""
-
-
-def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether something is geometry: shapes in memory, or a zarr-vectors store, shapes or points by path or URI.
-
-    Raises `StoreError` if an object store cannot be asked; anything else without a readable root is not geometry.
-    """
-    if not isinstance(source, str | os.PathLike):
-        return any(
-            isinstance(source, getattr(sys.modules[m], name)) for m, name in _OBJECTS.items() if m in sys.modules
-        )
-    if is_shapes(source):
-        return True
-    place = as_path(source)
-    # The ending of a file tells without a request that it is no store.
-    if isinstance(place, Location) and (place.is_web or place.suffix in HDF5_ENDINGS):
-        return False
-    try:
-        attributes = json.loads((place / "zarr.json").read_bytes())["attributes"]
-        return isinstance(attributes.get("zarr_vectors"), Mapping) or (
-            isinstance(place, Location) and "spatialdata_attrs" in attributes
-        )
-    except StoreError:
-        # A store that does not answer would only be asked, and waited for, again.
-        if isinstance(place, Location):
-            raise
-        return False
-    # What has no readable root is left to `open_source`, which names what is wrong with it.
-    except (AtlasError, OSError, ValueError, LookupError, TypeError):
-        return False
-
-
-SHAPE_ENDINGS = (".geojson", ".geoparquet", ".obj", ".parquet", ".ply", ".stl")
-"""Endings of files of shapes and points, as converters have them, but for tables of text."""
-
-
-def is_shapes(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Return whether a source is the path of a file of shapes or points, or a SpatialData store or element of them."""
-    if not isinstance(source, str | os.PathLike):
-        return False
-    path = as_path(source)
-    if path.suffix.lower() in SHAPE_ENDINGS:
-        return True
-    # Named by the format, so that other folders need no import of converters.
-    # Members of a remote folder would be listed; its root tells `is_geometry` what it is.
-    in_store = isinstance(path, Path) and any((path / kind).is_dir() for kind in _ELEMENTS)
-    if not (path.parent.name in _ELEMENTS or in_store):
-        return False
-    from raggedatlas.wings.vectors.converters.geospatial import is_spatialdata
-
-    return is_spatialdata(path)
-
-
-_ELEMENTS = ("points", "shapes")
-"""Folders of SpatialData whose elements are geometry."""

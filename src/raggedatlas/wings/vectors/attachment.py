@@ -226,23 +226,23 @@ class GeometryAttachment(Attachment[GeometryReport]):
 
     def commit(self, progress: Progress) -> Done:
         """Write the row of the registry, or after it the record of the dataset of new cells."""
+
+        def with_row(old: list[GeometryRecord]) -> list[GeometryRecord]:
+            if any(row.uid == self.uid for row in old):
+                return old  # The commit before was done although its answer was lost.
+            datasets = {dataset.uid for dataset in read_records(self.catalog)}
+            self.replaces = self._replaced(row for row in old if GEOMETRY.is_visible(row, datasets))
+            if self.replaces is None:
+                return old
+            gone = {row.uid for row in self.replaces}
+            return [*(row for row in old if row.uid not in gone), self.record]
+
         if self.cells.n:
             self._commit_cells(progress)
         else:
             progress("cells", 1, 1)
-            GEOMETRY.change(self.catalog, self._with_row)
+            GEOMETRY.change(self.catalog, with_row)
         return "skipped" if self.replaces is None else "replaced" if self.replaces else "added"
-
-    def _with_row(self, old: list[GeometryRecord]) -> list[GeometryRecord]:
-        """Return the registry with this row in the place of those that it replaces."""
-        if any(row.uid == self.uid for row in old):
-            return old  # The commit before was done although its answer was lost.
-        datasets = {dataset.uid for dataset in read_records(self.catalog)}
-        self.replaces = self._replaced(row for row in old if GEOMETRY.is_visible(row, datasets))
-        if self.replaces is None:
-            return old
-        gone = {row.uid for row in self.replaces}
-        return [*(row for row in old if row.uid not in gone), self.record]
 
     def _commit_cells(self, progress: Progress) -> None:
         """Append the new cells, and commit the record of their dataset, which makes all of it visible."""
@@ -454,10 +454,7 @@ def count(
     from anndata import AnnData
 
     shapes = source.shapes
-    if shapes.ids is None:
-        raise SourceError(
-            f"The points of {source.uri} have no objects; name the attribute of their cell with cells=..."
-        )
+    assert shapes.ids is not None  # `open_geometry` refuses points that tell no cell
     matrix, names = _count_genes(shapes, genes, gene_names)
     label = shapes.object_attributes.get(cells)
     index = [str(name) for name in (shapes.ids if label is None else label.values).tolist()]
@@ -575,7 +572,7 @@ class TranscriptAttachment(GeometryAttachment):
 
 def geometry_attachment(
     catalog: Catalog,
-    source: Any,  # noqa: ANN401  (what `is_geometry` accepts)
+    source: Any,  # noqa: ANN401  (what `GeometryKind.accepts` takes)
     choices: Mapping[str, Any],
 ) -> GeometryAttachment:
     """Prepare to add geometry, or transcripts with their counts."""

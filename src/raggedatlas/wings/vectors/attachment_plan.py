@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -106,13 +106,12 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
         # Written and read back, so that levels and digest are found as for a store on disk.
         with tempfile.TemporaryDirectory() as folder:
             write(source, f"{folder}/store", layout=layout)
-            kept = open_geometry(f"{folder}/store")
-        found = replace(kept, location=None, geometry=source, uri="a geometry in memory", name="geometry")
-        metadata = source.metadata
+            found, metadata = _open_store(Location.of(f"{folder}/store"))
+        found = replace(found, location=None, geometry=source, uri="a geometry in memory", name="geometry")
     else:
         found, metadata = _open_store(Location.of(source))
+        _refuse_infinite(found.shapes)
     found = replace(found, index=str(metadata.get(INDEX, OBJECT_ID)))
-    _refuse_infinite(found.shapes)
     if owner:
         shapes, lost = group_by_owner(found.shapes, owner, unassigned)
         found = replace(found, shapes=shapes, levels=np.zeros(shapes.n_objects, np.int16), n_unassigned=lost)
@@ -144,13 +143,6 @@ def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[
     The attribute `owner` has whole numbers or categories; `unassigned` is what it holds for no cell. The result has one
     object for each cell, ascending by its number, with the categories as the object attribute `owner`; and how many
     points belong to none.
-
-    Examples
-    --------
-    >>> points = Shapes("point_cloud", np.zeros((4, 2)), vertex_attributes={"cell": np.array([7, -1, 3, 7])})
-    >>> made, lost = group_by_owner(points, "cell")
-    >>> made.ids.tolist(), made.vertex_counts.tolist(), lost
-    ([3, 7], [1, 2], 1)
     """
     if shapes.kind != "point_cloud":
         raise SourceError(
@@ -210,14 +202,7 @@ def owner_codes(
 
 
 def object_bounds(shapes: Shapes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the least and the greatest corner of every object, (B, D) each; NaN where it has no vertex.
-
-    Examples
-    --------
-    >>> lines = Shapes("line", np.array([[0.0, 5.0], [2.0, 1.0]]), offsets=np.array([0, 2, 2]))
-    >>> object_bounds(lines)[0].tolist()
-    [[0.0, 1.0], [nan, nan]]
-    """
+    """Return the least and the greatest corner of every object, (B, D) each; NaN where it has no vertex."""
     return _per_object(shapes, np.minimum), _per_object(shapes, np.maximum)
 
 
@@ -383,19 +368,6 @@ class GeometryPlan:
     notes: tuple[str, ...] = ()  # for the report
 
 
-@dataclass(frozen=True)
-class Matched:
-    """Which cells go with which objects."""
-
-    uids: pa.Array
-    objects: NDArray[np.int64]  # (n,): row of the object of each cell
-    counts: Mapping[str, int] = field(default_factory=dict)  # dataset uid -> its cells among them
-    # (k,): rows of the objects that become new cells
-    fresh: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    link: Mapping[str, str] = field(default_factory=dict)  # cell column -> object attribute; empty: the ids
-    notes: tuple[str, ...] = ()  # for the report
-
-
 def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -> GeometryPlan:
     """Decide what adding geometry will write.
 
@@ -409,12 +381,52 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         raise SourceError(f"{source.uri} has {shapes.n_dims} axes; a pointer keeps boxes of at most {len(AXES)}.")
     space = choose_space(catalog, source, options.space)
     name = _checked_name(catalog, options.name or space, space)
-    if options.link is None:
-        fresh = np.arange(shapes.n_objects)
-        matched = Matched(pa.array([], pa.string()), np.zeros(0, np.int64), fresh=fresh)
-    else:
-        matched = _match(catalog, source, options)
-    notes = [*source.left, *matched.notes]
+    uids, objects, fresh = pa.array([], pa.string()), np.zeros(0, np.int64), np.arange(shapes.n_objects)
+    counts, link, notes = dict[str, int](), dict[str, str](), list(source.left)
+    # The cell of every object is found by the values of a column; without a link all objects become new cells.
+    if options.link is not None:
+        column, attribute = _link(source, options.link)
+        link = {column: attribute}
+        stored = find_column(catalog.tables.schema(CELLS), column)
+        if stored is None or stored in pointer_columns(catalog.tables.schema(CELLS)):
+            offered = [
+                "uid",
+                "cell_name",
+                *(f.name or n for n, f in metadata_columns(catalog.tables.schema(CELLS)).items()),
+            ]
+            raise NotFoundError(f"link={column!r}: the cells have no such column; they have {offered}.")
+        records = read_records(catalog) if options.dataset is None else find_dataset(catalog, options.dataset)
+        columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
+        cells = catalog.tables.read(CELLS, columns)
+        cells = cells.filter(in_datasets(cells, {record.uid for record in records}))
+        keys = pa.array(shapes.ids) if not attribute else attribute_array(shapes.object_attributes[attribute])
+        what = f"object attribute {attribute!r}" if attribute else "object ids"
+        keys, values = comparable_keys(keys, cells.column(stored), column)
+        _refuse_repeated(keys, f"The {what} of {source.uri}")
+        # Object of each cell, null for none; `_lacking` below finds cells without a shape by these nulls.
+        # A cell without a value belongs to no object, also not to one that has none either.
+        at = pc.index_in(values, value_set=keys, skip_nulls=True)
+        found = cells.filter(at.is_valid())
+        objects = at.drop_null().to_numpy().astype(np.int64)
+        names = {uid: records[0].name for uid, records in group_by_dataset(read_records(catalog)).items()}
+        _refuse_shared(found, objects, keys, column, names)
+        counts = {str(e["values"]): int(e["counts"]) for e in pc.value_counts(found.column("dataset_uid")).to_pylist()}
+        lone = np.setdiff1d(np.arange(len(keys)), objects)
+        if not len(objects):
+            raise SourceError(
+                f"No cell has a value of {column!r} that is among the {what} of {source.uri}: there "
+                f"{pc.drop_null(values)[:3].to_pylist()}, here {keys[:3].to_pylist()}."
+            )
+        if len(lone):
+            text = f"{len(lone):,} of {len(keys):,} objects of {source.uri} have no cell by {column!r}, first {keys[int(lone[0])]}"
+            if options.unknown == "error" and not options.new_cells:
+                raise SourceError(
+                    f"{text}; leave them out with unknown='skip', or make cells of them with new_cells=True."
+                )
+            notes.append(f"{text}; {'they become new cells' if options.new_cells else 'left out'}")
+        notes += _lacking(cells, counts, at, names, options)
+        fresh = lone.astype(np.int64) if options.new_cells else fresh[:0]
+        uids = found.column("uid").combine_chunks()
     empty = int(np.count_nonzero(shapes.vertex_counts == 0))
     if empty:
         notes.append(f"{empty:,} objects have no vertices: their cells point to them, and no box finds them")
@@ -423,18 +435,21 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
     refuse_unused(
         "add", "in this feature space, only for transcripts", genes=space != "transcripts" and options.genes != "gene"
     )
+    lo, hi = source.bounds
+    there = np.isfinite(lo).all(axis=1)
+    extent = [lo[there].min(axis=0).tolist(), hi[there].max(axis=0).tolist()] if there.any() else [[], []]
     uid = new_uid()
     # Sorted, since equal links may list the cells in different orders.
-    pairs = sorted(zip(matched.uids.to_pylist(), matched.objects.tolist(), strict=True))
-    facts = [source.digest, options.cells, options.genes, len(matched.fresh), sorted(matched.counts)]
+    pairs = sorted(zip(uids.to_pylist(), objects.tolist(), strict=True))
+    facts = [source.digest, options.cells, options.genes, len(fresh), sorted(counts)]
     record = GeometryRecord(
-        uid=uid, name=name, space=space, column=name, zarr_group=f"{uid}/{space}", datasets=json.dumps(dict(matched.counts)),
+        uid=uid, name=name, space=space, column=name, zarr_group=f"{uid}/{space}", datasets=json.dumps(counts),
         types=[shapes.kind], axes=list(source.axes), layout=source.layout, n_objects=shapes.n_objects,
-        n_vertices=shapes.n_vertices + source.n_unassigned, n_levels=source.n_levels, bounds=_extent(source),
-        link=json.dumps(dict(matched.link)), owner=options.cells, genes=options.genes if space == "transcripts" else "",
+        n_vertices=shapes.n_vertices + source.n_unassigned, n_levels=source.n_levels, bounds=json.dumps(extent),
+        link=json.dumps(link), owner=options.cells, genes=options.genes if space == "transcripts" else "",
         source=source.uri, content_hash=hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest(),
     )  # fmt: skip
-    return GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, tuple(notes))
+    return GeometryPlan(record, source, uids, objects, fresh, tuple(notes))
 
 
 def choose_space(catalog: Catalog, source: GeometrySource, asked: str | None) -> str:
@@ -497,51 +512,6 @@ def _checked_name(catalog: Catalog, name: str, space: str) -> str:
     return name
 
 
-def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -> Matched:
-    """Find the cell of every object by the values of a column."""
-    column, attribute = _link(source, options.link)
-    stored = find_column(catalog.tables.schema(CELLS), column)
-    if stored is None or stored in pointer_columns(catalog.tables.schema(CELLS)):
-        offered = [
-            "uid",
-            "cell_name",
-            *(f.name or n for n, f in metadata_columns(catalog.tables.schema(CELLS)).items()),
-        ]
-        raise NotFoundError(f"link={column!r}: the cells have no such column; they have {offered}.")
-    records = read_records(catalog) if options.dataset is None else find_dataset(catalog, options.dataset)
-    columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
-    cells = catalog.tables.read(CELLS, columns)
-    cells = cells.filter(in_datasets(cells, {record.uid for record in records}))
-    keys = pa.array(source.shapes.ids) if not attribute else attribute_array(source.shapes.object_attributes[attribute])
-    what = f"object attribute {attribute!r}" if attribute else "object ids"
-    keys, values = comparable_keys(keys, cells.column(stored), column)
-    _refuse_repeated(keys, f"The {what} of {source.uri}")
-    # Object of each cell, null for none; `_lacking` below finds cells without a shape by these nulls.
-    # A cell without a value belongs to no object, also not to one that has none either.
-    at = pc.index_in(values, value_set=keys, skip_nulls=True)
-    found = cells.filter(at.is_valid())
-    objects = at.drop_null().to_numpy().astype(np.int64)
-    names = {uid: records[0].name for uid, records in group_by_dataset(read_records(catalog)).items()}
-    _refuse_shared(found, objects, keys, column, names)
-    counts = {str(e["values"]): int(e["counts"]) for e in pc.value_counts(found.column("dataset_uid")).to_pylist()}
-    notes = []
-    lone = np.setdiff1d(np.arange(len(keys)), objects)
-    if not len(objects):
-        raise SourceError(
-            f"No cell has a value of {column!r} that is among the {what} of {source.uri}: there "
-            f"{pc.drop_null(values)[:3].to_pylist()}, here {keys[:3].to_pylist()}."
-        )
-    if len(lone):
-        text = f"{len(lone):,} of {len(keys):,} objects of {source.uri} have no cell by {column!r}, first {keys[int(lone[0])]}"
-        if options.unknown == "error" and not options.new_cells:
-            raise SourceError(f"{text}; leave them out with unknown='skip', or make cells of them with new_cells=True.")
-        notes.append(f"{text}; {'they become new cells' if options.new_cells else 'left out'}")
-    notes += _lacking(cells, counts, at, names, options)
-    fresh = lone if options.new_cells else np.zeros(0, np.int64)
-    uids = found.column("uid").combine_chunks()
-    return Matched(uids, objects, counts, fresh.astype(np.int64), {column: attribute}, tuple(notes))
-
-
 def attribute_array(attribute: Attribute) -> pa.Array:
     """Return an attribute of objects as Arrow; what is missing is null."""
     values = attribute.values
@@ -572,12 +542,6 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
     """Return ids of objects and values of cells in one type: integers unchanged, anything else as text.
 
     Raises `SourceError` if one of them is neither text nor integers; see `integer_ids` for floats.
-
-    Examples
-    --------
-    >>> keys, values = comparable_keys(pa.array([1, 2]), pa.chunked_array([[2.0, None]]), "id")
-    >>> values.to_pylist(), keys.type
-    ([2, None], DataType(int64))
     """
     sides = []
     for side, what in ((keys, "the objects' values"), (values, f"the cells' {column!r}")):
@@ -585,7 +549,7 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
         if pa.types.is_floating(made.type):
             made = integer_ids(made, f"link={column!r}: {what}")
         if not (pa.types.is_integer(made.type) or pa.types.is_string(made.type) or pa.types.is_large_string(made.type)):
-            raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be matched.")
+            raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be ")
         sides.append(made)
     # With text on one side, integers become text: 7 then matches "7" but not "07".
     numbers = all(pa.types.is_integer(side.type) for side in sides)
@@ -641,14 +605,6 @@ def _lacking(
     if options.lacking == "error":
         raise SourceError(f"{text}; pass lacking='allow' to leave them without.")
     return [text]
-
-
-def _extent(source: GeometrySource) -> str:
-    lo, hi = source.bounds
-    there = np.isfinite(lo).all(axis=1)
-    if not there.any():
-        return "[[], []]"
-    return json.dumps([lo[there].min(axis=0).tolist(), hi[there].max(axis=0).tolist()])
 
 
 def find_replaced(

@@ -29,7 +29,7 @@ from raggedatlas.wings.vectors.geometry import (
     bins_per_chunk,
     check_edges,
 )
-from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Attribute, Shapes, counts_to_offsets, fill_value
+from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Shapes, counts_to_offsets, pad_attribute
 
 _VERTICES_PER_CHUNK = 16_384
 
@@ -174,7 +174,9 @@ def make_geometry(
         cuts.append(chunk_shapes(step.shapes, replace(grid, chunk_shape=chunks, bin_shape=bins)))
         levels.append(_coarse_level(cuts[-1].level, step, place, levels[0]))
     levels = _add_cross_level_links(levels, cuts, coarser, cutting.cross_level_storage)
-    convention = default_links_convention(shapes, grid)
+    convention = "explicit" if shapes.kind in ("graph", "mesh", "skeleton") else "implicit_sequential"
+    if omits_parent_links(shapes, grid):
+        convention = "implicit_sequential_with_branches"
     tokens = {"multiscale_links": any(links.delta for level in levels for links in level.cross_links)}
     tokens["preserved_object_ids"] = len(levels) > 1 and shapes.ids is not None
     return Geometry(
@@ -192,13 +194,6 @@ def make_geometry(
         capabilities=tuple(name for name, is_so in tokens.items() if is_so),
         metadata=dict(metadata or {}),
     )
-
-
-def default_links_convention(shapes: Shapes, grid: Grid) -> str:
-    """Return the default links convention of a kind of shapes."""
-    if omits_parent_links(shapes, grid):
-        return "implicit_sequential_with_branches"
-    return "explicit" if shapes.kind in ("graph", "mesh", "skeleton") else "implicit_sequential"
 
 
 def default_chunk_shape(positions: NDArray[Any]) -> tuple[float, ...]:
@@ -231,36 +226,32 @@ def _check(shapes: Shapes, cutting: ChunkingOptions) -> None:
     row = find_infinite(shapes.positions)[0]
     if row is not None:
         raise ValuesError(f"Vertex {row} is at {shapes.positions[row].tolist()}; positions must be finite numbers.")
-    _check_links(shapes)
-    if shapes.groups is not None and shapes.ids is not None:
-        stray = np.setdiff1d(shapes.groups.ids, shapes.ids)
-        if stray.size:
-            raise SourceError(f"A group refers to object {stray[0]}, which does not exist.")
-
-
-def _check_links(shapes: Shapes) -> None:
-    """Refuse links that a kind does not allow, or that refer to missing vertices."""
     links, kind = shapes.links, shapes.kind
     if links is None:
         if kind in ("graph", "mesh", "skeleton"):
             raise SourceError(f"A {kind} needs links; pass an empty array if there are none.")
-        return
-    if kind in (*SEQUENTIAL, "point_cloud"):
+    elif kind in (*SEQUENTIAL, "point_cloud"):
         raise SourceError(f"A {kind} has no links of its own; omit them, or write a graph.")
-    width = links.shape[1]
-    if (kind == "mesh") != (width >= 3) or (kind == "skeleton" and width != 2):
-        raise SourceError(f"A {kind} has links with {width} ends; expected {'3 or more' if kind == 'mesh' else '2'}.")
-    bad = ((links < 0) | (links >= shapes.n_vertices)).any(axis=1)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise SourceError(
-            f"Link {row} refers to vertices {links[row].tolist()}; there are {shapes.n_vertices}, counted from 0."
-        )
-    # Readers give a child that has a stored link no implicit parent, so a child can only have one parent.
-    if kind == "skeleton" and len(np.unique(links[:, 0])) != len(links):
-        raise SourceError(
-            "A skeleton vertex has two parents; links are (child, parent). Write a graph if the shapes are not trees."
-        )
+    else:
+        width = links.shape[1]
+        if (kind == "mesh") != (width >= 3) or (kind == "skeleton" and width != 2):
+            expected = "3 or more" if kind == "mesh" else "2"
+            raise SourceError(f"A {kind} has links with {width} ends; expected {expected}.")
+        bad = ((links < 0) | (links >= shapes.n_vertices)).any(axis=1)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise SourceError(
+                f"Link {row} refers to vertices {links[row].tolist()}; there are {shapes.n_vertices}, counted from 0."
+            )
+        # Readers give a child that has a stored link no implicit parent, so a child can only have one parent.
+        if kind == "skeleton" and len(np.unique(links[:, 0])) != len(links):
+            raise SourceError(
+                "A skeleton vertex has two parents; links are (child, parent). Write a graph if the shapes are not trees."
+            )
+    if shapes.groups is not None and shapes.ids is not None:
+        stray = np.setdiff1d(shapes.groups.ids, shapes.ids)
+        if stray.size:
+            raise SourceError(f"A group refers to object {stray[0]}, which does not exist.")
 
 
 def _resolve_bounds(shapes: Shapes, given: tuple[Any, Any] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -317,18 +308,9 @@ def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest
     at = np.searchsorted(ids, objects.ids)
     counts = np.zeros(len(ids), np.int64)
     counts[at] = np.diff(objects.bounds)
-    attributes = {name: _pad_attribute(attribute, at, len(ids)) for name, attribute in level.object_attributes.items()}
+    attributes = {name: pad_attribute(attribute, at, len(ids)) for name, attribute in level.object_attributes.items()}
     index = replace(objects, ids=ids, bounds=counts_to_offsets(counts))
     return replace(level, objects=index, object_attributes=attributes, metadata=metadata)
-
-
-def _pad_attribute(attribute: Attribute, at: NDArray[np.int64], n_rows: int) -> Attribute:
-    """Return an attribute with more rows, absent except at the given rows."""
-    values = np.full((n_rows, *attribute.values.shape[1:]), fill_value(attribute.values.dtype), attribute.values.dtype)
-    values[at] = attribute.values
-    present = np.zeros(n_rows, bool)
-    present[at] = True if attribute.present is None else attribute.present
-    return replace(attribute, values=values, present=None if present.all() else present)
 
 
 def _add_cross_level_links(

@@ -1,11 +1,12 @@
 """Cell geometry in queries: the shapes of selected cells, and boxes as filters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
@@ -28,8 +29,10 @@ from raggedatlas.wings.vectors.shapes import (
     Attributes,
     Shapes,
     counts_to_offsets,
-    fill_value,
+    join_shapes,
     object_rows,
+    pad_attribute,
+    sequence_links,
     take_attributes,
     take_objects,
 )
@@ -90,7 +93,10 @@ def read_shapes(
         raise QueryError(
             f"The touched stores hold {', '.join(shown)}; choose datasets that agree with .where({{'dataset': [...]}})."
         )
-    joined = read[0][1] if len(read) == 1 else _joined([shapes for _, shapes in read])
+    parts = [shapes for _, shapes in read]
+    for family in ("vertex", "link", "object"):
+        _refuse_unlike([getattr(part, f"{family}_attributes") for part in parts])
+    joined = parts[0] if len(parts) == 1 else join_shapes(parts)
     rows = np.concatenate([rows for rows, _ in read])
     order = np.argsort(rows, kind="stable")
     made = joined if np.array_equal(order, np.arange(len(order))) else take_objects(joined, order)
@@ -100,10 +106,7 @@ def read_shapes(
         OBJECT_ID: Attribute(objects),
         PRESENT: Attribute((objects >= 0).astype(np.uint8)),
     }
-    return Shapes(
-        made.kind, made.positions, made.offsets, made.ids, made.links, made.link_offsets, made.vertex_attributes,
-        made.link_attributes, {**made.object_attributes, **own},
-    )  # fmt: skip
+    return replace(made, object_attributes={**made.object_attributes, **own})
 
 
 def store_of(catalog: Catalog, record: GeometryRecord) -> VectorStore:
@@ -173,146 +176,60 @@ def read_points(
     )  # fmt: skip
 
 
-def _spread_objects(shapes: Shapes, at: NDArray[np.int64], n: int, ids: NDArray[np.int64] | None) -> Shapes:
+def _spread_objects(shapes: Shapes, at: NDArray[np.int64], n: int, ids: NDArray[np.int64]) -> Shapes:
     """Put objects at some of n places, in ascending order; the others are empty."""
     # Vertices and links stay where they are, because `at` ascends; only their bounds change.
-    counts = np.zeros(n, np.int64)
+    counts, links = np.zeros((2, n), np.int64)
     counts[at] = np.diff(shapes.offsets)
-    link_offsets = None
     if shapes.link_offsets is not None:
-        links = np.zeros(n, np.int64)
         links[at] = np.diff(shapes.link_offsets)
-        link_offsets = counts_to_offsets(links)
-    return Shapes(
-        shapes.kind, shapes.positions, counts_to_offsets(counts), ids, shapes.links, link_offsets, shapes.vertex_attributes,
-        shapes.link_attributes, {k: _fill(v, at, n) for k, v in shapes.object_attributes.items()},
-    )  # fmt: skip
-
-
-def _fill(attribute: Attribute, at: NDArray[np.int64], n: int) -> Attribute:
-    values = np.full((n, *attribute.values.shape[1:]), fill_value(attribute.values.dtype), attribute.values.dtype)
-    values[at] = attribute.values
-    return Attribute(values, attribute.channels, metadata=attribute.metadata)
-
-
-def _joined(parts: Sequence[Shapes]) -> Shapes:
-    """Put the objects of several stores after one another."""
-    base = counts_to_offsets(np.array([part.n_vertices for part in parts]))
-    links = link_offsets = None
-    grouped = [_by_object(part) for part in parts]
-    if any(part.links is not None for part in parts):
-        width = max(part.links.shape[1] for part in parts if part.links is not None)
-        moved = [
-            np.zeros((0, width), np.int64) if part.links is None else part.links.astype(np.int64) + start
-            for part, start in zip(grouped, base[:-1], strict=True)
-        ]
-        links = np.concatenate(moved)
-        counts = [
-            np.zeros(part.n_objects, np.int64) if part.link_offsets is None else np.diff(part.link_offsets)
-            for part in grouped
-        ]
-        link_offsets = counts_to_offsets(np.concatenate(counts))
-    return Shapes(
-        parts[0].kind,
-        np.concatenate([part.positions for part in parts]),
-        counts_to_offsets(np.concatenate([part.vertex_counts for part in parts])),
-        None,
-        links,
-        link_offsets,
-        _joined_attributes([(part.vertex_attributes, part.n_vertices) for part in grouped]),
-        _joined_attributes([(part.link_attributes, part.n_links) for part in grouped]),
-        _joined_attributes([(part.object_attributes, part.n_objects) for part in grouped]),
+    return replace(
+        shapes,
+        offsets=counts_to_offsets(counts),
+        ids=ids,
+        link_offsets=None if shapes.link_offsets is None else counts_to_offsets(links),
+        object_attributes={name: pad_attribute(one, at, n) for name, one in shapes.object_attributes.items()},
+        fragment_offsets=None,
+        fragment_attributes={},
     )
 
 
-def _by_object(shapes: Shapes) -> Shapes:
-    """Put links object by object, where they are not."""
-    if shapes.links is None or shapes.link_offsets is not None:
-        return shapes
-    # Empty objects begin where the next one does; the last that begins there has the vertex.
-    owner = np.searchsorted(shapes.offsets, shapes.links[:, 0], side="right") - 1
-    order = np.argsort(owner, kind="stable")
-    return Shapes(
-        shapes.kind, shapes.positions, shapes.offsets, shapes.ids, shapes.links[order],
-        counts_to_offsets(np.bincount(owner, minlength=shapes.n_objects)), shapes.vertex_attributes,
-        take_attributes(shapes.link_attributes, order), shapes.object_attributes,
-    )  # fmt: skip
-
-
-def _joined_attributes(parts: Sequence[tuple[Attributes, int]]) -> dict[str, Attribute]:
-    """Join attributes by name; where a store lacks one, its rows hold what marks an absent value."""
-    names = dict.fromkeys(name for attributes, _ in parts for name in attributes)
-    made = {}
-    for name in names:
-        having = [attributes[name] for attributes, _ in parts if name in attributes]
-        if len({a.values.shape[1:] for a in having}) > 1 or len({a.values.dtype.kind in "US" for a in having}) > 1:
+def _refuse_unlike(parts: Sequence[Attributes]) -> None:
+    """Refuse attributes of one name that cannot be joined."""
+    for name in dict.fromkeys(name for attributes in parts for name in attributes):
+        own = [attributes[name] for attributes in parts if name in attributes]
+        unlike = {(a.values.shape[1:], a.values.dtype.kind in "US", "categories" in a.metadata) for a in own}
+        if len(unlike) > 1:
             raise QueryError(
                 f"The attribute {name!r} has different shapes or types in the touched stores; leave it out with attributes=[...]."
             )
-        coded = all("categories" in a.metadata for a in having)
-        categories = list(dict.fromkeys(c for a in having for c in a.metadata["categories"])) if coded else None
-        dtype = np.dtype(np.int64) if categories is not None else np.result_type(*(a.values.dtype for a in having))
-        if len(having) < len(parts) and dtype.kind in "iu" and categories is None:
-            # A narrow type may have no value to spare as a mark; with uint64, `result_type` would give float64.
-            dtype = np.result_type(dtype, np.int64) if dtype != np.uint64 else dtype
-        pieces = [_piece(attributes.get(name), n, having[0], dtype, categories) for attributes, n in parts]
-        metadata = dict(having[0].metadata) if categories is None else {**having[0].metadata, "categories": categories}
-        made[name] = Attribute(np.concatenate(pieces), having[0].channels, metadata=metadata)
-    return made
 
 
-def _piece(
-    attribute: Attribute | None, n: int, first: Attribute, dtype: np.dtype[Any], categories: list[Any] | None
-) -> NDArray[Any]:
-    if attribute is None:
-        return np.full((n, *first.values.shape[1:]), -1 if categories is not None else fill_value(dtype), dtype)
-    if categories is None:
-        return attribute.values.astype(dtype)
-    place = {label: i for i, label in enumerate(categories)}
-    # Codes that name no category, -1 among them, find the last entry, which is -1.
-    codes = np.array([*(place[label] for label in attribute.metadata["categories"]), -1], np.int64)
-    values = attribute.values.astype(np.int64)
-    return codes[np.where((values < 0) | (values >= len(codes) - 1), len(codes) - 1, values)]
-
-
-@dataclass(frozen=True)
-class Box:
-    """A box with both ends inclusive; corners are in world units, in the order of the store's axes, with 2 to 4 numbers."""
-
-    lo: tuple[float, ...]
-    hi: tuple[float, ...]
-
-    @classmethod
-    def of(cls, bbox: ArrayLike) -> "Box":
-        """Parse a box from numbers: ``(xmin, ymin, xmax, ymax)`` or ``((xmin, ymin), (xmax, ymax))``, of 2 to 4 axes.
-
-        Examples
-        --------
-        >>> Box.of([0, 0, 10, 5]).hi
-        (10.0, 5.0)
-        """
-        try:
-            flat = np.asarray(bbox, np.float64).ravel()
-        except (TypeError, ValueError) as error:
-            raise QueryError(f"within({bbox!r}): a box is numbers, (xmin, ymin, xmax, ymax).") from error
-        n = len(flat) // 2
-        if len(flat) % 2 or not 2 <= n <= len(AXES):
-            raise QueryError(
-                f"within() got {len(flat)} numbers; a box of 2 to 4 axes has 4, 6 or 8: (xmin, ymin, xmax, ymax), the least corner first."
-            )
-        lo, hi = flat[:n], flat[n:]
-        if np.isnan(flat).any() or (lo > hi).any():
-            raise QueryError(
-                f"within({flat.tolist()}): the box ends before it begins, or holds NaN; the least corner comes first."
-            )
-        return cls(tuple(lo.tolist()), tuple(hi.tolist()))
+def _parse_box(bbox: ArrayLike) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the corners of a box of 2 to 4 axes: ``(xmin, ymin, xmax, ymax)`` or ``((xmin, ymin), (xmax, ymax))``."""
+    try:
+        flat = np.asarray(bbox, np.float64).ravel()
+    except (TypeError, ValueError) as error:
+        raise QueryError(f"within({bbox!r}): a box is numbers, (xmin, ymin, xmax, ymax).") from error
+    n = len(flat) // 2
+    if len(flat) % 2 or not 2 <= n <= len(AXES):
+        raise QueryError(
+            f"within() got {len(flat)} numbers; a box of 2 to 4 axes has 4, 6 or 8: (xmin, ymin, xmax, ymax), the least corner first."
+        )
+    lo, hi = flat[:n], flat[n:]
+    if np.isnan(flat).any() or (lo > hi).any():
+        raise QueryError(
+            f"within({flat.tolist()}): the box ends before it begins, or holds NaN; the least corner comes first."
+        )
+    return tuple(lo.tolist()), tuple(hi.tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Within(Filter):
     """Cells whose shape intersects a box."""
 
-    box: Box
+    lo: tuple[float, ...]  # corners of the box, both inclusive, in world units and the order of the store's axes
+    hi: tuple[float, ...]
     name: str  # of the geometry
     records: tuple[GeometryRecord, ...]  # the stores to compare
     by: By  # what is compared: boxes, centroids or exact shapes
@@ -331,8 +248,13 @@ class Within(Filter):
             for column in dict.fromkeys(record.column for record in self.records):
                 rows = self.catalog.tables.read(CELLS, ["uid", f"{column}.zarr_group", f"{column}.object_id"], where)
                 for record in self.records:
-                    if record.column == column:
-                        uids += self._meeting(record, rows)
+                    own = rows.filter(pc.fill_null(pc.equal(rows.column(1), record.zarr_group), False))  # noqa: FBT003
+                    if record.column != column or not own.num_rows:
+                        continue
+                    shapes = read_objects(self.catalog, record, own.column(2).to_numpy(), level=0, attributes=(PART,))
+                    closed = record.space == "segmentation_boundary"
+                    met = intersects_box(shapes, np.array(self.lo), np.array(self.hi), closed=closed)
+                    uids += own.column(0).filter(pa.array(met)).to_pylist()
             self._memo["exact"] = any_of(inside, in_list("uid", sorted(uids)))
         return self._memo["exact"]
 
@@ -340,29 +262,28 @@ class Within(Filter):
         found: dict[str, list[str]] = {}
         for record in self.records:
             found.setdefault(record.column, []).append(record.zarr_group)
-        parts = [
-            [in_list(f"{column}.zarr_group", groups), *_compared(column, self.box, by, inside=inside)]
-            for column, groups in found.items()
-        ]
-        return any_of(*(all_of(*part) for part in parts))
-
-    def _meeting(self, record: GeometryRecord, rows: pa.Table) -> list[str]:
-        own = rows.filter(pa.array([group == record.zarr_group for group in rows.column(1).to_pylist()], pa.bool_()))
-        if not own.num_rows:
-            return []
-        shapes = read_objects(self.catalog, record, own.column(2).to_numpy(), level=0, attributes=(PART,))
-        closed = record.space == "segmentation_boundary"
-        met = intersects_box(shapes, np.array(self.box.lo), np.array(self.box.hi), closed=closed)
-        uids: list[str] = own.column(0).filter(pa.array(met)).to_pylist()
-        return uids
+        conditions = []
+        for column, groups in found.items():
+            # Without a shape `x` is null, which makes the condition false, not null: `_sql` negates it, and NOT null
+            # keeps no cell. Infinite ends need no comparison, but the box must be present.
+            parts = [in_list(f"{column}.zarr_group", groups), is_not_null(f"{column}.x")]
+            for axis, lo, hi in zip(AXES, self.lo, self.hi, strict=False):
+                own = f"{column}.{axis}"
+                least, greatest = (own, own) if by == "centroid" else (f"{own}_min", f"{own}_max")
+                ends = (
+                    ((least, ">=", lo), (greatest, "<=", hi)) if inside else ((greatest, ">=", lo), (least, "<=", hi))
+                )
+                parts += [comparison(side, sign, end) for side, sign, end in ends if np.isfinite(end)]
+            conditions.append(all_of(*parts))
+        return any_of(*conditions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the condition in JSON's types; JSON has no infinite numbers, so these are text."""
-        bbox = [end if np.isfinite(end) else str(end) for end in (*self.box.lo, *self.box.hi)]
+        bbox = [end if np.isfinite(end) else str(end) for end in (*self.lo, *self.hi)]
         return {"operator": "within", "bbox": bbox, "space": self.name, "by": self.by}
 
     def __repr__(self) -> str:
-        return f"within({[*self.box.lo, *self.box.hi]}, space={self.name!r}, by={self.by!r})"
+        return f"within({[*self.lo, *self.hi]}, space={self.name!r}, by={self.by!r})"
 
 
 def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
@@ -372,15 +293,15 @@ def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None,
     """
     if by not in {"bbox", "centroid", "exact"}:
         raise QueryError(f"within takes by='bbox', 'centroid' or 'exact', not {by!r}.")
-    box = Box.of(bbox)
+    lo, hi = _parse_box(bbox)
     name = default_geometry(catalog) if name is None else name
     records = GEOMETRY.find(catalog, name)
     for record in records:
-        if len(record.axes) < len(box.lo):
+        if len(record.axes) < len(lo):
             raise QueryError(
-                f"within() got a box of {len(box.lo)} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
+                f"within() got a box of {len(lo)} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
             )
-    found = Within(box, name, tuple(records), by, catalog)  # type: ignore[arg-type]
+    found = Within(lo, hi, name, tuple(records), by, catalog)  # type: ignore[arg-type]
     having = [(uid, record.name) for record in found.records for uid in record.cells_of]
     # The cells are read only if a dataset has several of the stores, as only then a cell can.
     if len({uid for uid, _ in having}) < len(set(having)):
@@ -388,18 +309,6 @@ def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None,
         cells, _ = plan_rows(QuerySpec(filters=spec.filters), catalog, cell_columns(catalog), (), parts)
         rows_of_stores(found.records, cells.table, found.name)
     return found
-
-
-def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
-    """Compare every axis; infinite ends need no comparison, but the box must be present."""
-    # Without a shape this makes the condition false, not null: `_sql` negates it, and NOT null keeps no cell.
-    parts = [is_not_null(f"{column}.x")]
-    for axis, lo, hi in zip(AXES, box.lo, box.hi, strict=False):
-        own = f"{column}.{axis}"
-        least, greatest = (own, own) if by == "centroid" else (f"{own}_min", f"{own}_max")
-        ends = ((least, ">=", lo), (greatest, "<=", hi)) if inside else ((greatest, ">=", lo), (least, "<=", hi))
-        parts += [comparison(side, sign, float(end)) for side, sign, end in ends if np.isfinite(end)]
-    return parts
 
 
 Floats = NDArray[np.float64]
@@ -412,12 +321,6 @@ def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fal
     lines and graphs are outlines: the last vertex of a line is joined with the first, and for a box of two axes what
     they enclose counts. The vertex attribute ``part`` of a graph tells the parts of a polygon; what an even number of
     rings of a part encloses is a hole.
-
-    Examples
-    --------
-    >>> ring = Shapes("polyline", np.array([[0.0, 0], [10, 0], [10, 10], [0, 10]]))
-    >>> [bool(intersects_box(ring, np.array([4.0, 4]), np.array([5.0, 5]), closed=c)[0]) for c in (False, True)]
-    [False, True]
     """
     positions = shapes.positions[:, : len(lo)].astype(np.float64)
     owner = object_rows(shapes)
@@ -450,15 +353,6 @@ def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[
 
     `corners` is (n, k, D): k = 2 for edges, 3 for triangles. Beyond three axes, boxes along the further ones are
     compared.
-
-    Examples
-    --------
-    >>> edge = np.array([[[0.0, 3.0], [3.0, 0.0]]])
-    >>> (
-    ...     simplices_intersect_box(edge, np.zeros(2), np.ones(2)).tolist(),
-    ...     simplices_intersect_box(edge, np.zeros(2), np.full(2, 2.0)).tolist(),
-    ... )
-    ([False], [True])
     """
     met: NDArray[np.bool_] = ((corners.max(axis=1) >= lo) & (corners.min(axis=1) <= hi)).all(axis=1)
     n_dims = min(3, corners.shape[2])
@@ -473,27 +367,24 @@ def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[
     if points.shape[1] == 2:
         # The second is the first one reversed.
         edges = edges[:, :1]
-    for axis in _axes(edges, n_dims):
+    # The candidate separating axes other than those of the box.
+    if n_dims == 2:
+        axes = [np.stack([-edges[:, i, 1], edges[:, i, 0]], axis=1) for i in range(edges.shape[1])]
+    else:
+        axes = [np.cross(edges[:, i], unit) for i in range(edges.shape[1]) for unit in np.eye(3)]
+        if edges.shape[1] == 3:
+            axes.append(np.cross(edges[:, 0], edges[:, 1]))
+    for axis in axes:
         reach = np.abs(axis) @ half
         along = np.einsum("nkd,nd->nk", points - middle, axis)
         met &= (along.min(axis=1) <= reach) & (along.max(axis=1) >= -reach)
     return met
 
 
-def _axes(edges: Floats, n_dims: int) -> list[Floats]:
-    """Return the candidate separating axes other than those of the box, each (n, D)."""
-    if n_dims == 2:
-        return [np.stack([-edges[:, i, 1], edges[:, i, 0]], axis=1) for i in range(edges.shape[1])]
-    units = np.eye(3)
-    axes = [np.cross(edges[:, i], unit) for i in range(edges.shape[1]) for unit in units]
-    return [*axes, np.cross(edges[:, 0], edges[:, 1])] if edges.shape[1] == 3 else axes
-
-
 def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the edges or faces of all objects as rows of vertices, and the object of each; polygons become triangle fans."""
     if shapes.kind in SEQUENTIAL:
-        first = np.flatnonzero(owner[1:] == owner[:-1])
-        links = np.stack([first, first + 1], axis=1)
+        links = sequence_links(shapes)
         if closed:
             some = np.flatnonzero(np.diff(shapes.offsets) > 2)
             back = np.stack([shapes.offsets[1:][some] - 1, shapes.offsets[:-1][some]], axis=1)

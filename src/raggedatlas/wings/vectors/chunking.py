@@ -12,11 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.store.native import library
 from raggedatlas.store.runtime import scratch_array
-from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Level, Links, Objects, bins_per_chunk
+from raggedatlas.wings.vectors.geometry import (
+    CrossLinks,
+    Fragments,
+    Level,
+    Links,
+    Objects,
+    bins_per_chunk,
+    range_fragments,
+)
 from raggedatlas.wings.vectors.shapes import (
     SEQUENTIAL,
     Attribute,
-    Attributes,
     Shapes,
     concat_ranges,
     counts_to_offsets,
@@ -108,11 +115,7 @@ class ChunkCodes:
 
     def keys(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the keys of some codes: (n, D)."""
-        keys = np.empty((len(codes), len(self.low)), np.int64)
-        left = codes
-        for axis in range(len(self.low) - 1, -1, -1):
-            left, keys[:, axis] = np.divmod(left, self.spans[axis])
-        return keys + self.low
+        return np.stack(np.unravel_index(codes, tuple(self.spans.tolist())), axis=1) + self.low
 
 
 def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
@@ -125,43 +128,27 @@ def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
     n_dims = positions.shape[1]
     if not len(positions):
         return ChunkCodes(np.zeros(0, np.int64), 1, np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64))
-    # The compiled function takes float32 and float64 only.
-    if positions.dtype in {np.dtype(np.float32), np.dtype(np.float64)}:
-        return _encode_float_positions(np.ascontiguousarray(positions), sizes)
-    cells = [_floor_divide(positions[:, axis], float(sizes[axis])) for axis in range(n_dims)]
-    low = np.array([own.min() for own in cells])
-    spans, top = _grid_spans([int(own.min()) for own in cells], [int(own.max()) for own in cells])
-    codes = np.zeros(len(positions), np.int64)
-    for axis, own in enumerate(cells):
-        codes *= spans[axis]
-        codes += own - low[axis]
-    return ChunkCodes(codes, top, low, spans)
-
-
-def _encode_float_positions(positions: NDArray[Any], sizes: NDArray[np.float64]) -> ChunkCodes:
-    """Return the chunks of floating-point positions, without building a table of keys."""
-    axes = range(positions.shape[1])
-    # Axis by axis: all axes at once take NumPy thirty times as long.
-    ends = np.array([[positions[:, k].min() for k in axes], [positions[:, k].max() for k in axes]], np.float64)
-    # Division and rounding are monotone, so the extreme positions are in the extreme chunks.
-    first, last = (
-        np.array([_floor_divide(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends
-    )
-    spans, top = _grid_spans(first.tolist(), last.tolist())
-    codes = scratch_array((len(positions),), np.int64)
-    n, n_dims = positions.shape
-    if library().ra_number_cells(positions, n, n_dims, positions.itemsize, sizes, first, spans, codes):
-        raise ValuesError("A position is not a finite number, so it belongs to no chunk.")
-    return ChunkCodes(codes, top, first, spans)
-
-
-def _grid_spans(low: list[int], high: list[int]) -> tuple[NDArray[np.int64], int]:
-    """Return the number of chunks on each axis, and the total."""
-    spans = [last - first + 1 for first, last in zip(low, high, strict=True)]
-    top = math.prod(spans)
+    # Division and rounding are monotone, so the extreme positions are in the extreme chunks. Axis by axis: all axes at
+    # once take NumPy thirty times as long.
+    axes = [(positions[:, k], float(sizes[k])) for k in range(n_dims)]
+    ends = np.stack([_floor_divide(np.array([own.min(), own.max()]), edge) for own, edge in axes])
+    low, counts = ends[:, 0], [last - first + 1 for first, last in ends.tolist()]
+    top = math.prod(counts)
     if top >= _MAX_CODES:
         raise ValuesError("The positions span 2**62 chunks or more; use larger chunks.")
-    return np.array(spans, np.int64), top
+    spans = np.array(counts, np.int64)
+    # The compiled function takes float32 and float64 only.
+    if positions.dtype in {np.dtype(np.float32), np.dtype(np.float64)}:
+        codes, points = scratch_array((len(positions),), np.int64), np.ascontiguousarray(positions)
+        low = np.ascontiguousarray(low)
+        if library().ra_number_cells(points, len(points), n_dims, points.itemsize, sizes, low, spans, codes):
+            raise ValuesError("A position is not a finite number, so it belongs to no chunk.")
+        return ChunkCodes(codes, top, low, spans)
+    codes = np.zeros(len(positions), np.int64)
+    for (own, edge), first, span in zip(axes, low, spans, strict=True):
+        codes *= span
+        codes += _floor_divide(own, edge) - first
+    return ChunkCodes(codes, top, low, spans)
 
 
 def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
@@ -171,21 +158,15 @@ def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
 
 
-@dataclass(frozen=True)
-class KeyIndex:
-    """Lookup of rows in a table of keys."""
-
-    keys: NDArray[np.int64]  # (n, K): unique, ascending
-
-    def find(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the row of each wanted key, or -1: (m,) int64."""
-        if not len(self.keys) or not len(wanted):
-            return np.full(len(wanted), -1, np.int64)
-        # Encoded in one call, because codes from two calls are not comparable.
-        codes, _ = encode_keys(np.concatenate([self.keys, wanted]))
-        own, requested = codes[: len(self.keys)], codes[len(self.keys) :]
-        rows = np.minimum(np.searchsorted(own, requested), len(own) - 1)
-        return np.where(own[rows] == requested, rows, -1)
+def find_keys(keys: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the row of each wanted key, (m,) int64, or -1; `keys`, (n, K), are unique and ascending."""
+    if not len(keys) or not len(wanted):
+        return np.full(len(wanted), -1, np.int64)
+    # Encoded in one call, because codes from two calls are not comparable.
+    codes, _ = encode_keys(np.concatenate([keys, wanted]))
+    own, requested = codes[: len(keys)], codes[len(keys) :]
+    rows = np.minimum(np.searchsorted(own, requested), len(own) - 1)
+    return np.where(own[rows] == requested, rows, -1)
 
 
 OWNER_ATTRIBUTE = "object_id"
@@ -294,7 +275,7 @@ def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
         bounds=stored.bounds,
         positions=np.take(shapes.positions, stored.source, axis=0),
         fragments=fragments,
-        objects=None if grid.identity else index,
+        objects=index,
         vertex_attributes=take_attributes(shapes.vertex_attributes, stored.source),
         fragment_attributes={}
         if grid.identity
@@ -331,9 +312,7 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
     bounds = counts_to_offsets(counts.sum(axis=1))
     starts = (np.cumsum(counts, axis=1) - counts).reshape(-1)
     fragment_bounds = np.arange(len(first) + 1, dtype=np.int64) * n_bins
-    fragments = Fragments(
-        fragment_bounds, np.ones(counts.size, bool), starts, counts.reshape(-1), np.zeros(0, np.int64)
-    )
+    fragments = range_fragments(fragment_bounds, starts, counts.reshape(-1))
     level = Level(
         chunks=chunks.keys(placed.codes[first] // n_bins),
         bounds=bounds,
@@ -370,7 +349,12 @@ def sort_vertices(shapes: Shapes, codes: NDArray[np.int64], top: int) -> SortedV
         out = {name: np.take(values, source, axis=0) for name, values in arrays.items()}
         bounds = counts_to_offsets(counts)
     else:
-        known, bounds = _count_codes(codes, top)
+        known, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        for rows in row_blocks(len(codes)):
+            _, found, n = _sorted_runs(codes[rows], top)
+            known, at = np.unique(np.concatenate([known, found]), return_inverse=True)
+            counts = np.bincount(at, np.concatenate([counts, n])).astype(np.int64)
+        bounds = counts_to_offsets(counts)
         out = {name: scratch_array((bounds[-1], *values.shape[1:]), values.dtype) for name, values in arrays.items()}
         source, cursor = scratch_array((bounds[-1],), np.int64), bounds[:-1].copy()
         for rows in row_blocks(len(codes)):
@@ -398,16 +382,6 @@ def _sorted_runs(codes: NDArray[np.int64], top: int) -> tuple[NDArray[np.int64],
     own = codes[order]
     first = run_starts(own)
     return order, own[first], np.diff(np.append(first, len(own)))
-
-
-def _count_codes(codes: NDArray[np.int64], top: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the codes that occur, ascending, and the bounds of their vertices."""
-    known, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for rows in row_blocks(len(codes)):
-        _, found, n = _sorted_runs(codes[rows], top)
-        known, at = np.unique(np.concatenate([known, found]), return_inverse=True)
-        counts = np.bincount(at, np.concatenate([counts, n])).astype(np.int64)
-    return known, counts_to_offsets(counts)
 
 
 def row_blocks(n_rows: int) -> Iterator[slice]:
@@ -518,8 +492,8 @@ def _find_repeated_ends(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray
     return np.stack([far[kept], near[kept]], axis=1)
 
 
-def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[Fragments, Objects]:
-    """Return the fragments and the object index."""
+def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[Fragments, Objects | None]:
+    """Return the fragments and the object index; the identity convention has none."""
     none = np.zeros(0, np.int64)
     ids = none if shapes.ids is None else shapes.ids
     if grid.identity:
@@ -530,13 +504,11 @@ def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[
                 "The identity convention needs one fragment for each object; a skeleton in this input has more."
             )
         each = shapes.vertex_counts
-        fragments = Fragments(np.array([0, len(each)]), np.ones(len(each), bool), shapes.offsets[:-1], each, none)
-        empty = np.zeros((0, shapes.n_dims), np.int64)
-        return fragments, Objects(none, np.zeros(1, np.int64), empty, none.astype(np.uint8), none, none, none)
+        return range_fragments(np.array([0, len(each)]), shapes.offsets[:-1], each), None
     n = len(stored.first)
     bounds = np.searchsorted(stored.chunk, np.arange(len(stored.keys) + 1)).astype(np.int64)
     starts = stored.first - stored.bounds[stored.chunk]
-    fragments = Fragments(bounds, np.ones(n, bool), starts, stored.counts, none)
+    fragments = range_fragments(bounds, starts, stored.counts)
     # Rank of each object by id. Vertices without an object have the rank B and are cut off below.
     rank = np.full(len(ids) + 1, len(ids), np.int64)
     rank[np.argsort(ids)] = np.arange(len(ids))
@@ -565,9 +537,9 @@ def _add_links(shapes: Shapes, grid: Grid, chunked: ChunkedLevel, stored: _Store
     if shapes.links is None:
         return level
     ends = shapes.links.astype(np.int64)
-    chunk, row = chunked.place(ends)
+    chunk, own_row = chunked.place(ends)
     crosses_chunks = (chunk != chunk[:, :1]).any(axis=1)
-    row = _repeated_rows(chunked, ends, chunk, row)
+    row = _repeated_rows(chunked, ends, chunk, own_row)
     fragment_of = np.repeat(np.arange(len(stored.first)), stored.counts)
     # With the identity convention each object is a fragment, also an empty one, which `stored` does not list.
     owner = fragment_of[chunked.where[ends[:, :2]]] if not grid.identity else object_rows(shapes)[ends[:, :2]]
@@ -575,12 +547,24 @@ def _add_links(shapes: Shapes, grid: Grid, chunked: ChunkedLevel, stored: _Store
     inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~crosses_chunks
     if omits_parent_links(shapes, grid):
         inner &= (owner[:, 0] != owner[:, 1]) | (row[:, 0] != row[:, 1] + 1)
-    level = replace(level, links=_inner_links(level, (chunk[:, 0], row, owner[:, 0]), shapes, inner))
-    if grid.boundary == "boundary_deduplication":
+    chosen = np.flatnonzero(inner)
+    # Links within chunks are sorted by the fragment of their first end; fragments are numbered chunk by chunk.
+    fragments = level.fragments
+    assert fragments is not None
+    order = stable_order(owner[chosen, 0], fragments.n_fragments)
+    counts = np.bincount(owner[chosen, 0], minlength=fragments.n_fragments).astype(np.int64)
+    chosen = chosen[order]
+    bounds = np.searchsorted(chunk[chosen, 0], np.arange(len(level.chunks) + 1)).astype(np.int64)
+    starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], np.diff(fragments.bounds))
+    parts = range_fragments(fragments.bounds, starts, counts)
+    narrow = row[chosen].astype(smallest_unsigned_dtype(int(np.diff(level.bounds).max(initial=0))))
+    level = replace(level, links=Links(bounds, narrow, parts, take_attributes(shapes.link_attributes, chosen)))
+    if grid.boundary == "boundary_deduplication" or not crosses_chunks.any():
         return level
-    return _add_cross_links(
-        level, chunked, ends[crosses_chunks], take_attributes(shapes.link_attributes, np.flatnonzero(crosses_chunks))
-    )
+    across = np.flatnonzero(crosses_chunks)
+    attributes = take_attributes(shapes.link_attributes, across)
+    links = CrossLinks(0, level.chunks[chunk[across]], own_row[across], attributes=attributes)
+    return replace(level, cross_links=(links,))
 
 
 def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level:
@@ -596,7 +580,7 @@ def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level
     ends = np.stack([last, stored.first[after]], axis=1)
     chunk = np.stack([stored.chunk[before], stored.chunk[after]], axis=1)
     links = CrossLinks(0, np.take(level.chunks, chunk, axis=0), ends - level.bounds[chunk])
-    return replace(level, cross_links=(*level.cross_links, links))
+    return replace(level, cross_links=(links,))
 
 
 def omits_parent_links(shapes: Shapes, grid: Grid) -> bool:
@@ -614,43 +598,14 @@ def _repeated_rows(
     order = np.lexsort((chunks, chunked.repeated[:, 0]))
     far = chunk != chunk[:, :1]
     wanted = np.stack([ends[far], np.broadcast_to(chunk[:, :1], chunk.shape)[far]], axis=1)
-    rows_found = KeyIndex(np.stack([chunked.repeated[:, 0], chunks], axis=1)[order]).find(wanted)
+    rows_found = find_keys(np.stack([chunked.repeated[:, 0], chunks], axis=1)[order], wanted)
     rows = row.copy()
     rows[far] = rows_there[order[rows_found]]
     return rows
 
 
-def _inner_links(
-    level: Level, where: tuple[NDArray[np.int64], ...], shapes: Shapes, stored: NDArray[np.bool_]
-) -> Links:
-    """Sort the links within chunks by the fragment of their first end, in the smallest dtype that holds their rows."""
-    chunk, row, fragment = (part[stored] for part in where)
-    fragments = level.fragments
-    assert fragments is not None
-    # Fragments are numbered chunk by chunk, so this sorts by chunk as well.
-    order = stable_order(fragment, fragments.n_fragments)
-    counts = np.bincount(fragment, minlength=fragments.n_fragments).astype(np.int64)
-    bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
-    starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], np.diff(fragments.bounds))
-    own = Fragments(fragments.bounds, np.ones(len(counts), bool), starts, counts, np.zeros(0, np.int64))
-    attributes = take_attributes(shapes.link_attributes, np.flatnonzero(stored)[order])
-    most = int(np.diff(level.bounds).max(initial=0))
-    return Links(bounds, row[order].astype(smallest_unsigned_dtype(most)), own, attributes)
-
-
 def smallest_unsigned_dtype(n_rows: int) -> np.dtype[Any]:
     """Return the smallest unsigned dtype for rows of chunks with at most `n_rows` vertices (§7.5)."""
-    for kind in (np.uint8, np.uint16, np.uint32):
-        if n_rows <= int(np.iinfo(kind).max) + 1:
-            return np.dtype(kind)
+    kind = np.min_scalar_type(max(n_rows - 1, 0))
     # After uint32, §7.5 names int64, not uint64.
-    return np.dtype(np.int64)
-
-
-def _add_cross_links(level: Level, chunked: ChunkedLevel, ends: NDArray[np.int64], attributes: Attributes) -> Level:
-    """Add links whose ends are in several chunks."""
-    if not len(ends):
-        return level
-    chunk, row = chunked.place(ends)
-    links = CrossLinks(0, level.chunks[chunk], row, attributes=attributes)
-    return replace(level, cross_links=(*level.cross_links, links))
+    return np.dtype(np.int64) if kind.itemsize == 8 else kind

@@ -12,7 +12,6 @@ from raggedatlas.model.choices import CrossLevel, Layout
 
 if TYPE_CHECKING:
     from raggedatlas.store.location import AnyPath
-    from raggedatlas.wings.vectors.converters.convert import Conversion
 
 ENDINGS = (
     ".zv", ".csv", ".tsv", ".parquet", ".obj", ".ply", ".stl", ".geojson", ".geoparquet",
@@ -29,7 +28,7 @@ class GeometryConversion:
     options: Strings = repeatable(
         "KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"
     )
-    writing: Strings = repeatable("KEY=VALUE", "Geometry: for the writer, e.g. ascii=true", "--write-option")
+    writing: Strings = repeatable("KEY=VALUE", "Geometry: for the writer, e.g. name=cells", "--write-option")
     level: int | None = option(None, "Geometry: which level of a store becomes a file", show="0", min=0)
     layout: Layout = option(None, "Geometry: layout of a store", default="0.9")
     chunk_shape: str | None = option("X,Y,...", "Geometry: edges of a chunk, world units", show="by the data")
@@ -57,16 +56,8 @@ class GeometryConversion:
         self, source: "AnyPath", target: "AnyPath", *, strict: bool, overwrite: bool, as_json: bool
     ) -> tuple[Any, str]:
         """Convert, and report what was lost."""
-        from raggedatlas.wings.vectors.converters.convert import convert
-
-        losses = convert(source, target, self._conversion(strict=strict, overwrite=overwrite))
-        for loss in [] if as_json else losses:
-            print_status(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
-        return {"path": str(target), "losses": losses}, f"Wrote {target}"
-
-    def _conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
         from raggedatlas.wings.vectors.builder import ChunkingOptions
-        from raggedatlas.wings.vectors.converters.convert import Conversion
+        from raggedatlas.wings.vectors.converters.convert import Conversion, convert
         from raggedatlas.wings.vectors.pyramid import PyramidOptions
 
         if not self.levels:
@@ -79,7 +70,11 @@ class GeometryConversion:
             edges = None if self.chunk_shape is None else tuple(float(part) for part in self.chunk_shape.split(","))
         except ValueError:
             raise typer.BadParameter("expected numbers, e.g. 100,100,50", param_hint="--chunk-shape") from None
-        return Conversion(
+        writing: dict[str, object] = {
+            key: text == "true" if text in ("true", "false") else parse_integer(text)
+            for key, text in parse_pairs(self.writing, "--write-option").items()
+        }
+        how = Conversion(
             self.format_in,
             self.format_out,
             options,
@@ -89,10 +84,9 @@ class GeometryConversion:
             ChunkingOptions(chunk_shape=edges, cross_level_storage=self.level_links),
             strict,
             overwrite,
-            {key: _value(text) for key, text in parse_pairs(self.writing, "--write-option").items()},
+            writing,
         )
-
-
-def _value(text: str) -> object:
-    """Parse an integer or a boolean; return any other text unchanged."""
-    return text == "true" if text in ("true", "false") else parse_integer(text)
+        losses = convert(source, target, how)
+        for loss in [] if as_json else losses:
+            print_status(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
+        return {"path": str(target), "losses": losses}, f"Wrote {target}"

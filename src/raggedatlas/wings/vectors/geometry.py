@@ -43,6 +43,11 @@ class Fragments:
         return len(self.starts)
 
 
+def range_fragments(bounds: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Fragments:
+    """Return fragments that are all ranges of rows."""
+    return Fragments(bounds, np.ones(len(starts), bool), starts, counts, np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True)
 class Objects:
     """The object index: for each object, blocks that refer to a chunk and fragments in it, in traversal order (§7.6)."""
@@ -213,7 +218,8 @@ _OWN_KEYS = (
     *("zv_version", "chunk_shape", "bounds", "geometry_types", "links_convention", "object_index_convention"),
     *("cross_chunk_strategy", "base_bin_shape", "cross_level_depth", "cross_level_storage", "format_capabilities"),
 )
-_OWN_LEVEL_KEYS = ("level", "vertex_count", "arrays_present", "fragments_tile")
+OWN_LEVEL_KEYS = ("level", "vertex_count", "arrays_present", "fragments_tile")
+"""Keys of a level that follow from its arrays."""
 
 
 def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
@@ -238,28 +244,25 @@ def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
         {"name": axis.name, "type": axis.type} | ({} if axis.unit is None else {"unit": axis.unit})
         for axis in geometry.axes
     ]
+    # The bins of each level, as other implementations write them (no coordinate transform).
+    datasets = []
+    for k, level in enumerate(geometry.levels):
+        bins = level.metadata.get("bin_shape") or geometry.bin_shape or geometry.chunk_shape
+        ratio = level.metadata.get("bin_ratio") or [1] * geometry.n_dims
+        lead = len(geometry.axes) - len(bins)
+        transforms = [
+            {"type": "scale", "scale": [1.0] * lead + [float(times) for times in ratio]},
+            {"type": "translation", "translation": [0.0] * lead + [float(edge) / 2 for edge in bins]},
+        ]
+        datasets.append({"path": str(k), "coordinateTransformations": transforms})
     scales = {
         "version": "0.4",
         "name": name,
         "axes": axes,
-        "datasets": [_dataset_json(geometry, k) for k in range(len(geometry.levels))],
+        "datasets": datasets,
         "metadata": {"format": "zarr_vectors"},
     }
     return {"zarr_vectors": facts, "multiscales": [scales]}
-
-
-def _dataset_json(geometry: Geometry, k: int) -> dict[str, Any]:
-    """Return the entry of one level in ``multiscales``: its bins, as other implementations write it (no coordinate transform)."""
-    metadata = geometry.levels[k].metadata
-    base = geometry.bin_shape or geometry.chunk_shape
-    bins = metadata.get("bin_shape") or base
-    ratio = metadata.get("bin_ratio") or [1] * geometry.n_dims
-    lead = len(geometry.axes) - len(bins)
-    transforms = [
-        {"type": "scale", "scale": [1.0] * lead + [float(times) for times in ratio]},
-        {"type": "translation", "translation": [0.0] * lead + [float(edge) / 2 for edge in bins]},
-    ]
-    return {"path": str(k), "coordinateTransformations": transforms}
 
 
 def level_json(level: Level, k: int, arrays: list[str]) -> dict[str, Any]:
@@ -352,19 +355,6 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
         except SourceError as error:
             raise CorruptError(f"{where}: {error}") from None
     return Root(geometry, layout, version)
-
-
-def parse_level(attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Parse the attributes of a level group, without keys that follow from the arrays."""
-    facts = attributes.get("zarr_vectors_level")
-    if not isinstance(facts, Mapping):
-        raise CorruptError(f"{where} has no 'zarr_vectors_level' attributes.")
-    return dict(facts)
-
-
-def extra_level_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a level's metadata without the keys that follow from its arrays."""
-    return {key: value for key, value in facts.items() if key not in _OWN_LEVEL_KEYS}
 
 
 def level_chunk_shape(geometry: Geometry, metadata: Mapping[str, Any]) -> tuple[float, ...]:

@@ -1,6 +1,5 @@
 """Summary of a geometry store: version, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.formats.containers import HDF5_ENDINGS
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import Element, Inspection
-from raggedatlas.store.location import AnyPath, Location
+from raggedatlas.store.location import Address, AnyPath, Location
 from raggedatlas.wings.vectors.geometry import parse_root
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
@@ -33,7 +32,7 @@ class VectorInspection(Inspection):
 
 
 @checked
-def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
+def inspect(location: Address) -> VectorInspection:
     """Summarize a geometry store without reading its values.
 
     Parameters
@@ -86,7 +85,14 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     if geometry.capabilities:
         words.append("capabilities " + ", ".join(geometry.capabilities))
     tree = Element("", "", ", ".join(words), "group", children=tuple(_level(files, str(n)) for n in files.levels()))
-    top = _with_sizes(tree, _sizes(place))
+    # The bytes of the files below every folder, by path; that of the store is empty.
+    sizes = Counter[str]()
+    for key, n_bytes, _ in place.list_objects():
+        folder = key
+        while folder:
+            folder = folder.rpartition("/")[0]
+            sizes[folder] += n_bytes
+    top = _with_sizes(tree, sizes)
     return VectorInspection(
         path=place.uri,
         store=f"zarr-vectors {root.version}",
@@ -98,17 +104,6 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
         bounds=geometry.bounds,
         capabilities=geometry.capabilities,
     )
-
-
-def _sizes(place: Location) -> Mapping[str, int]:
-    """Return the bytes of the files below every folder of a store, by path; that of the store is empty."""
-    sizes = Counter[str]()
-    for key, n_bytes, _ in place.list_objects():
-        folder = key
-        while folder:
-            folder = folder.rpartition("/")[0]
-            sizes[folder] += n_bytes
-    return sizes
 
 
 def _level(files: StoreFiles, name: str) -> Element:
@@ -132,7 +127,17 @@ def _family(files: StoreFiles, path: str) -> Element:
             return Element(path, "", "folder", "array", fault="it has no zarr.json")
         block = node_attributes(node)
         if node["node_type"] == "array":
-            return _array(path, node, block)
+            listed = block.get("nonempty_chunks")
+            codecs = node.get("codecs") or []
+            first = codecs[0] if codecs else {}
+            sharded = isinstance(first, dict) and first.get("name") == "sharding_indexed"
+            names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
+            summary = _array_summary(block, None if listed is None else len(listed)) or "array"
+            # The shape of a grid of cells says nothing about the data.
+            shape = None if listed is not None else tuple(int(size) for size in node["shape"])
+            dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
+            summary += ", sharded" if sharded else ""
+            return Element(path, "", summary, "array", shape, dtype, compression=" + ".join(names[1:]))
         inner = files.children(path)
         # Keys have two axes or more, so the dot tells them from deltas of links, such as 0 or -1.
         chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
@@ -143,21 +148,6 @@ def _family(files: StoreFiles, path: str) -> Element:
     except _UNREADABLE as error:
         return Element(path, "", "array", "array", fault=str(error))
     return Element(path, "", summary, "group", dtype=str(block.get("dtype", "")), children=children)
-
-
-def _array(path: str, node: dict[str, Any], block: dict[str, Any]) -> Element:
-    """Return the element of a single array."""
-    listed = block.get("nonempty_chunks")
-    codecs = node.get("codecs") or []
-    first = codecs[0] if codecs else {}
-    sharded = isinstance(first, dict) and first.get("name") == "sharding_indexed"
-    names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
-    summary = _array_summary(block, None if listed is None else len(listed)) or "array"
-    # The shape of a grid of cells says nothing about the data.
-    shape = None if listed is not None else tuple(int(size) for size in node["shape"])
-    dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
-    summary += ", sharded" if sharded else ""
-    return Element(path, "", summary, "array", shape, dtype, compression=" + ".join(names[1:]))
 
 
 def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
@@ -193,15 +183,10 @@ def is_store_path(path: AnyPath) -> bool:
     return not of_cells and is_geometry_store(path)
 
 
-def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
+def is_geometry_store(place: Address) -> bool:
     """Return whether a folder or an object-store prefix holds a geometry store, including one with damaged metadata.
 
     Raises `StoreError` if an object store cannot be accessed.
-
-    Examples
-    --------
-    >>> is_geometry_store("tests/data")
-    False
     """
     location = Location.of(place)
     try:

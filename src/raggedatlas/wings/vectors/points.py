@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Location, as_path
+from raggedatlas.store.location import Address, AnyPath, Location, as_path
 from raggedatlas.store.runtime import ScratchFile
 from raggedatlas.wings.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.wings.vectors.chunking import BLOCK_ROWS, row_blocks
 from raggedatlas.wings.vectors.converters.content import AXIS_NAMES, find_axes
 from raggedatlas.wings.vectors.reader import open_vectors
-from raggedatlas.wings.vectors.shapes import POSITION_TYPES, Attribute, Shapes
+from raggedatlas.wings.vectors.shapes import POSITION_TYPES, Attribute, Shapes, translate_codes
 from raggedatlas.wings.vectors.writer import write
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 
 @checked
@@ -78,26 +78,32 @@ def read_points(
     ([[0.5, 1.0], [2.0, 1.5]], ['ACTB', 'CD3E'])
     """
     if isinstance(source, str | os.PathLike):
-        batches = _parquet_batches(as_path(source, storage_options))
+        what, batches = str(source), _parquet_batches(as_path(source, storage_options))
     else:
+        what = f"The {type(source).__name__}"
         batches = _checked_batches(source.to_batches(BLOCK_ROWS) if isinstance(source, pa.Table) else source)
     first = next(batches, None)
     if first is None:
-        raise SourceError(f"{_described(source)} holds no points.")
+        raise SourceError(f"{what} holds no points.")
     schema: pa.Schema = first.schema
-    axes = _axes(schema, positions, _described(source))
+    if len(positions) == 1:
+        raise SourceError(f"positions={list(positions)}: points need two coordinates or more.")
+    axes = list(positions) or find_axes(schema.names)
+    if not axes:
+        raise NotFoundError(
+            f"{what} has no coordinates of a usual name ({', '.join(usual[0] for usual in AXIS_NAMES)}, ...); it has {schema.names}. Name "
+            "them with read_points(..., positions=[...])."
+        )
     names = [name for name in schema.names if name not in axes] if columns is None else list(columns)
     for name in (*axes, *names):
         if schema.get_field_index(name) < 0:
-            raise NotFoundError(
-                f"{_described(source)} has no column {name!r} (or several of that name); it has {schema.names}."
-            )
+            raise NotFoundError(f"{what} has no column {name!r} (or several of that name); it has {schema.names}.")
     dtype = np.result_type(*(_number_type(schema.field(axis)) for axis in axes))
 
     def points(batch: pa.RecordBatch) -> Shapes:
         if not batch.schema.equals(schema):
             raise SourceError(
-                f"{_described(source)} has parts of different columns: {schema.names} of {schema.types}, then "
+                f"{what} has parts of different columns: {schema.names} of {schema.types}, then "
                 f"{batch.schema.names} of {batch.schema.types}; cast them to one schema first."
             )
         positions = np.stack([_numbers(axis, batch.column(axis), dtype) for axis in axes], axis=1)
@@ -111,7 +117,7 @@ def read_points(
 
 
 @checked
-def append_points(location: Location | str | os.PathLike[str], points: Shapes) -> None:
+def append_points(location: Address, points: Shapes) -> None:
     """Append points to a store of points without objects, in memory that does not grow with either.
 
     The store is written anew, with chunks of the same size, and replaced when it is complete: readers see the old points or all. The time is that of
@@ -173,58 +179,37 @@ def collect_points(parts: Iterable[Shapes]) -> Shapes:
     """
     with ExitStack() as stack:
         files: dict[str, ScratchFile] = {}
-        first, codes = None, dict[str, dict[Any, int]]()
+        first, expected, codes = None, {}, dict[str, dict[Any, int]]()
         for part in parts:
+            arrays = {"": part.positions} | {name: a.values for name, a in part.vertex_attributes.items()}
+            coded = {name for name, a in part.vertex_attributes.items() if "categories" in a.metadata}
+            form = {
+                name or "positions": ("categories" if name in coded else str(values.dtype), values.shape[1:])
+                for name, values in arrays.items()
+            }
             if first is None:
-                first, codes = (
-                    part,
-                    {name: {} for name, a in part.vertex_attributes.items() if "categories" in a.metadata},
-                )
-                for name, values in _arrays(part).items():
-                    dtype = np.int32 if name in codes else values.dtype
+                first, expected, codes = part, form, {name: {} for name in coded}
+                for name, values in arrays.items():
+                    dtype = np.int32 if name in coded else values.dtype
                     files[name] = stack.enter_context(ScratchFile(dtype, values.shape[1:]))
-            facts = [
-                {
-                    name or "positions": (
-                        "categories"
-                        if name and "categories" in points.vertex_attributes[name].metadata
-                        else str(values.dtype),
-                        values.shape[1:],
-                    )
-                    for name, values in _arrays(points).items()
-                }
-                for points in (first, part)
-            ]
-            if facts[0] != facts[1]:
-                raise SourceError(
-                    f"Points of other attributes or dtypes are no part of these: {facts[0]} and {facts[1]}."
-                )
-            for name, values in _arrays(part).items():
+            if form != expected:
+                raise SourceError(f"Points of other attributes or dtypes are no part of these: {expected} and {form}.")
+            for name, values in arrays.items():
                 stored = values
                 if name in codes:
                     labels = part.vertex_attributes[name].metadata["categories"]
                     known = codes[name]
-                    place = np.array([known.setdefault(label, len(known)) for label in labels] + [-1], np.int32)
-                    # Codes that name no category find the last entry, which is -1.
-                    stored = place[np.where((values < 0) | (values >= len(labels)), len(labels), values)]
+                    places = [known.setdefault(label, len(known)) for label in labels]
+                    stored = translate_codes(values, places, -1, np.int32)
                 files[name].append(stored)
         if first is None:
             raise SourceError("There are no points.")
-        attributes = {
-            name: replace(
-                attribute,
-                values=files[name].array(),
-                metadata={**attribute.metadata, "categories": list(codes[name])}
-                if name in codes
-                else attribute.metadata,
-            )
-            for name, attribute in first.vertex_attributes.items()
-        }
+        attributes = {}
+        for name, attribute in first.vertex_attributes.items():
+            labels = {"categories": list(codes[name])} if name in codes else {}
+            metadata = {**attribute.metadata, **labels}
+            attributes[name] = replace(attribute, values=files[name].array(), metadata=metadata)
         return Shapes("point_cloud", files[""].array(), vertex_attributes=attributes)
-
-
-def _arrays(points: Shapes) -> dict[str, NDArray[Any]]:
-    return {"": points.positions} | {name: attribute.values for name, attribute in points.vertex_attributes.items()}
 
 
 def _attribute(name: str, values: pa.Array) -> Attribute:
@@ -276,21 +261,6 @@ def _numbers(name: str, values: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.asarray(values.to_numpy(zero_copy_only=False)).astype(dtype, copy=False)
 
 
-def _axes(schema: pa.Schema, asked: Sequence[str], source: str) -> tuple[str, ...]:
-    """Return the columns with the coordinates."""
-    if asked:
-        if len(asked) < 2:
-            raise SourceError(f"positions={list(asked)}: points need two coordinates or more.")
-        return tuple(asked)
-    found = find_axes(schema.names)
-    if not found:
-        raise NotFoundError(
-            f"{source} has no coordinates of a usual name ({', '.join(axes[0] for axes in AXIS_NAMES)}, ...); it has {schema.names}. Name "
-            "them with read_points(..., positions=[...])."
-        )
-    return tuple(found)
-
-
 def _checked_batches(parts: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     for part in parts:
         if not isinstance(part, pa.RecordBatch):
@@ -298,7 +268,7 @@ def _checked_batches(parts: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         yield from (part.slice(start, BLOCK_ROWS) for start in range(0, part.num_rows, BLOCK_ROWS))
 
 
-def _parquet_batches(path: "Path | Location") -> Iterator[pa.RecordBatch]:
+def _parquet_batches(path: AnyPath) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     files = [path]
@@ -328,7 +298,3 @@ def _parquet_batches(path: "Path | Location") -> Iterator[pa.RecordBatch]:
                 raise
             except (pa.ArrowException, OSError) as error:
                 raise SourceError(f"{file} is not a Parquet file that can be read: {error}") from error
-
-
-def _described(source: Any) -> str:  # noqa: ANN401
-    return str(source) if isinstance(source, str | os.PathLike) else f"The {type(source).__name__}"

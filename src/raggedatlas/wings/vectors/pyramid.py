@@ -232,11 +232,6 @@ def vertex_tolerances(positions: NDArray[Any], offsets: NDArray[np.int64]) -> ND
 
     `positions`, (N, D), has the vertices of all lines, concatenated, and `offsets`, (lines + 1,), the start of each
     line.
-
-    Examples
-    --------
-    >>> vertex_tolerances(np.array([[0, 0], [1, 3], [2, 0]]), np.array([0, 3])).tolist()
-    [inf, 3.0, inf]
     """
     weights, points = np.zeros(len(positions)), np.ascontiguousarray(positions, np.float64)
     # Space for the pieces of a line that are not yet split: never more than its points.
@@ -377,13 +372,7 @@ class Surface:
 
 
 def is_closed(faces: NDArray[Any]) -> bool:
-    """Return whether every edge belongs to exactly two faces.
-
-    Examples
-    --------
-    >>> is_closed(np.array([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]]))
-    True
-    """
+    """Return whether every edge belongs to exactly two faces."""
     edges = np.sort(faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2), 1)
     return bool((np.unique(edges, axis=0, return_counts=True)[1] == 2).all()) and len(faces) > 0
 
@@ -448,7 +437,12 @@ def mesh_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
             "these vertices into an object, or leave them out."
         )
     objects = np.arange(len(shapes.offsets) - 1)
-    level, faces_before = shapes, _local_faces(shapes)
+    faces = shapes.edges(3)
+    order, offsets = links_by_object(shapes.offsets, faces)
+    assert offsets is not None  # every vertex belongs to an object
+    # The faces of each object, as rows of its own vertices.
+    parts = zip(np.split(faces[order], offsets[1:-1]), shapes.offsets, strict=False)
+    level, faces_before = shapes, [part - start for part, start in parts]
     for kept in select_objects(shapes, steps):
         alive = np.flatnonzero(kept[objects])
         surfaces = []
@@ -477,15 +471,6 @@ def _pad_to_3d(positions: NDArray[Any]) -> NDArray[np.float64]:
     points = np.zeros((len(positions), 3))
     points[:, : positions.shape[1]] = positions
     return points
-
-
-def _local_faces(shapes: Shapes) -> list[NDArray[np.int64]]:
-    """Return each object's faces, as rows of its own vertices."""
-    faces = shapes.edges(3)
-    order, offsets = links_by_object(shapes.offsets, faces)
-    assert offsets is not None  # every vertex belongs to an object
-    parts = np.split(faces[order], offsets[1:-1])
-    return [part - start for part, start in zip(parts, shapes.offsets, strict=False)]
 
 
 def _replace_meshes(level: Shapes, surfaces: list[Surface]) -> Shapes:

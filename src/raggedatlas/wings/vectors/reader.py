@@ -1,6 +1,5 @@
 """Reader of geometry stores: all shapes, a box, objects or groups, on any level, with any attributes."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Address, Location
 from raggedatlas.store.untrusted import zarr_errors
 from raggedatlas.wings.vectors.chunking import NO_OWNER, ORDERED_KINDS, OWNER_ATTRIBUTE
 from raggedatlas.wings.vectors.geometry import CrossLinks, Geometry, Level, Objects, Root, parse_root
@@ -219,7 +218,14 @@ class LevelQuery:
         own = keys[:, keys.shape[1] - len(edges) :]
         rows = np.flatnonzero(((own >= np.floor(low / edges)) & (own <= np.floor(high / edges))).all(axis=1))
         if self.kind == "point_cloud" and not self.has_objects:
-            return self._points_in(rows, (low, high), names)
+            # If fragments are the rows in order, points are found without them.
+            level = self._loaded(rows, names, () if self.reader.tiles else ("fragments",))
+            if level.fragments is not None:
+                shapes = assemble_shapes(level, self.root, *self._all_of(level.fragments.n_fragments))
+                return clip_shapes(shapes, _in_box(shapes.positions, low, high))
+            kept = np.flatnonzero(_in_box(level.positions, low, high))
+            attributes = take_attributes(level.vertex_attributes, kept)
+            return Shapes("point_cloud", np.take(level.positions, kept, axis=0), vertex_attributes=attributes)
         near = self.reader.load(rows, attribute_filter((OWNER_ATTRIBUTE,)), ("fragments",))
         owners = self._owners(near, rows)
         if self.has_objects and (whole or self.kind in ORDERED_KINDS):
@@ -234,20 +240,6 @@ class LevelQuery:
             hits = np.diff(counts_to_offsets(inside)[shapes.offsets]) > 0
             inside = np.repeat(hits, shapes.vertex_counts)
         return clip_shapes(shapes, inside)
-
-    def _points_in(
-        self, rows: NDArray[np.int64], box: tuple[NDArray[np.float64], NDArray[np.float64]], names: Sequence[str] | None
-    ) -> Shapes:
-        """Return the points of a cloud without objects that are in a box."""
-        # If fragments are the rows in order, points are found without them.
-        parts = () if self.reader.tiles else ("fragments",)
-        level = self._loaded(rows, names, parts)
-        if level.fragments is not None:
-            shapes = assemble_shapes(level, self.root, *self._all_of(level.fragments.n_fragments))
-            return clip_shapes(shapes, _in_box(shapes.positions, *box))
-        kept = np.flatnonzero(_in_box(level.positions, *box))
-        attributes = take_attributes(level.vertex_attributes, kept)
-        return Shapes("point_cloud", np.take(level.positions, kept, axis=0), vertex_attributes=attributes)
 
     def _owners(self, level: Level, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (fragment of the loaded level, object) for all of its fragments; `NO_OWNER` if a fragment has no object."""
@@ -561,32 +553,36 @@ class VectorStore:
         opened = self._choose(level, budget)
         with zarr_errors(self.location.uri):
             groups = read_groups(opened.reader)
-            number = _group_number(groups, group)
-            if groups is None or number is None:
+            numbers: list[int] = []
+            if groups is not None and isinstance(group, str):
+                names = groups.attributes.get("name")
+                numbers = [] if names is None else np.flatnonzero(names.values.astype(str) == group).tolist()
+            elif groups is not None and not isinstance(group, str) and 0 <= group < groups.n_groups:
+                numbers = [int(group)]
+            if groups is None or not numbers:
                 raise NotFoundError(f"Group {group!r} does not exist in {opened.reader.where}.")
-            members = groups.members(number)
+            members = groups.members(numbers[0])
             # Groups may repeat ids, but ids of shapes are unique; the order of the group is kept.
             _, first = np.unique(members, return_index=True)
             return opened.take(members[np.sort(first)], attributes)
 
     def load(self) -> Geometry:
         """Return the complete store with every level and array, as `write` takes it."""
+        levels = []
         with zarr_errors(self.location.uri):
-            return replace(self.geometry, levels=tuple(map(self._load, range(self.n_levels))))
-
-    def _load(self, number: int) -> Level:
-        """Return one level with every array."""
-        opened = self._open(number)
-        reader = opened.reader
-        level = reader.load(np.arange(len(reader.keys.keys)))
-        crossing = [self._crossing(number, delta).read() for delta in level_deltas(reader)]
-        return replace(
-            level,
-            cross_links=tuple(links for links in crossing if links is not None),
-            objects=opened.index.every if opened.index.is_there else None,
-            groups=read_groups(reader),
-            object_attributes=read_tables(reader, "object_attributes"),
-        )
+            for number in range(self.n_levels):
+                opened = self._open(number)
+                reader = opened.reader
+                crossing = [self._crossing(number, delta).read() for delta in level_deltas(reader)]
+                level = replace(
+                    reader.load(np.arange(len(reader.keys.keys))),
+                    cross_links=tuple(links for links in crossing if links is not None),
+                    objects=opened.index.every if opened.index.is_there else None,
+                    groups=read_groups(reader),
+                    object_attributes=read_tables(reader, "object_attributes"),
+                )
+                levels.append(level)
+        return replace(self.geometry, levels=tuple(levels))
 
     def _crossing(self, number: int, delta: int) -> CrossLinkReader:
         """Return the links from one level to another."""
@@ -616,19 +612,8 @@ class VectorStore:
             return read_groups(self._open(level).reader)
 
 
-def _group_number(groups: Groups | None, group: int | str) -> int | None:
-    """Return the number of an existing group."""
-    if groups is None:
-        return None
-    if isinstance(group, str):
-        names = groups.attributes.get("name")
-        numbers = [] if names is None else np.flatnonzero(names.values.astype(str) == group).tolist()
-        return numbers[0] if numbers else None
-    return int(group) if 0 <= group < groups.n_groups else None
-
-
 @checked
-def open_vectors(location: Location | str | os.PathLike[str], *, layout: str | None = None) -> VectorStore:
+def open_vectors(location: Address, *, layout: str | None = None) -> VectorStore:
     """Open a geometry store of either layout.
 
     Parameters

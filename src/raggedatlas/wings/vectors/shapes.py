@@ -1,11 +1,11 @@
 """Shapes in memory: flat arrays in object order, with attributes and groups."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import RowTypeError, SourceError
 
@@ -79,12 +79,9 @@ class Attribute:
 Attributes = Mapping[str, Attribute]
 
 
-def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
+def as_attributes(values: Mapping[str, Any]) -> dict[str, Attribute]:
     """Return a mapping of `Attribute`; plain arrays are converted."""
-    result = {} if values is None else dict(values)
-    return {
-        name: value if isinstance(value, Attribute) else Attribute(np.asarray(value)) for name, value in result.items()
-    }
+    return {name: one if isinstance(one, Attribute) else Attribute(np.asarray(one)) for name, one in values.items()}
 
 
 def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dict[str, Attribute]:
@@ -97,22 +94,18 @@ def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
     result: dict[str, Attribute] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         coded = iter(_with_same_categories(name, [part[name] for part in parts if name in part]))
-        parts = [{**part, name: next(coded)} if name in part else part for part in parts]
-        first = next(part[name] for part in parts if name in part)
-        values = [
-            part[name].values
-            if name in part
-            else np.full((n, *first.values.shape[1:]), fill_value(first.values.dtype), first.values.dtype)
-            for part, n in zip(parts, counts, strict=True)
+        own = [next(coded) if name in part else None for part in parts]
+        first = next(one for one in own if one is not None)
+        dtype = np.result_type(*(one.values.dtype for one in own if one is not None))
+        nothing = Attribute(np.full((1, *first.values.shape[1:]), fill_value(dtype), dtype), present=np.zeros(1, bool))
+        filled = [
+            nothing.take(np.zeros(n, np.int64)) if one is None else one for one, n in zip(own, counts, strict=True)
         ]
-        present = np.concatenate([_present(part.get(name), n) for part, n in zip(parts, counts, strict=True)])
-        result[name] = replace(first, values=np.concatenate(values), present=None if present.all() else present)
+        there = [np.ones(len(one.values), bool) if one.present is None else one.present for one in filled]
+        present = np.concatenate(there)
+        values = np.concatenate([one.values for one in filled])
+        result[name] = replace(first, values=values, present=None if present.all() else present)
     return result
-
-
-def _present(attribute: Attribute | None, n: int) -> NDArray[np.bool_]:
-    """Return which of `n` rows have a value."""
-    return np.full(n, attribute is not None) if attribute is None or attribute.present is None else attribute.present
 
 
 def _with_same_categories(name: str, parts: list[Attribute]) -> list[Attribute]:
@@ -128,15 +121,30 @@ def _with_same_categories(name: str, parts: list[Attribute]) -> list[Attribute]:
         ) from None
     # Parts may order the same categories differently, so the union has no order.
     metadata = {**parts[0].metadata, "categories": list(place), "ordered": False, "_FillValue": -1}
-    result = []
-    for part in parts:
-        # Codes that name no category become the last entry, which is -1.
-        codes = np.array([*(place[label] for label in part.metadata["categories"]), -1], np.int32)
-        at = np.full(part.values.shape, len(codes) - 1)
-        inside = (part.values >= 0) & (part.values < len(codes) - 1)
-        at[inside] = part.values[inside]
-        result.append(replace(part, values=codes[at], metadata=metadata))
-    return result
+    coded = [
+        translate_codes(part.values, [place[label] for label in part.metadata["categories"]], -1, np.int32)
+        for part in parts
+    ]
+    return [replace(part, values=codes, metadata=metadata) for part, codes in zip(parts, coded, strict=True)]
+
+
+def translate_codes(codes: NDArray[Any], entries: Iterable[Any], absent: Any, dtype: DTypeLike) -> NDArray[Any]:  # noqa: ANN401
+    """Return the entries that codes name, in an array of `dtype`; `absent` for codes that name none, such as -1."""
+    table = np.array([*entries, absent], dtype)
+    at = np.full(codes.shape, len(table) - 1)
+    # The codes may be of a type that is too narrow for the number of entries, or has no -1.
+    named = (codes >= 0) & (codes < len(table) - 1)
+    at[named] = codes[named]
+    return np.asarray(table[at])
+
+
+def pad_attribute(attribute: Attribute, at: NDArray[np.int64], n_rows: int) -> Attribute:
+    """Return an attribute with more rows, absent except at the given rows."""
+    values = np.full((n_rows, *attribute.values.shape[1:]), fill_value(attribute.values.dtype), attribute.values.dtype)
+    values[at] = attribute.values
+    present = np.zeros(n_rows, bool)
+    present[at] = True if attribute.present is None else attribute.present
+    return replace(attribute, values=values, present=None if present.all() else present)
 
 
 @dataclass(frozen=True)
@@ -397,6 +405,13 @@ def object_rows(shapes: Shapes) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(counts)), counts)
 
 
+def sequence_links(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the links between vertices that follow one another in an object, (M, 2)."""
+    owner = object_rows(shapes)
+    first = np.flatnonzero((owner[1:] == owner[:-1]) & (owner[1:] < len(shapes.offsets) - 1))
+    return np.stack([first, first + 1], axis=1)
+
+
 def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
     """Return some of the objects, in the given order, with their links, attributes and all groups.
 
@@ -436,6 +451,23 @@ def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
         object_attributes=take_attributes(shapes.object_attributes, rows),
         fragment_offsets=None,
         fragment_attributes={},
+    )
+
+
+def join_shapes(parts: Sequence[Shapes]) -> Shapes:
+    """Put the objects of shapes of one kind after one another, with ids from 0; their links, if any, have `link_offsets`."""
+    starts = counts_to_offsets(np.array([part.n_vertices for part in parts], np.int64))
+    links = [part.edges() + start for part, start in zip(parts, starts, strict=False) if part.links is not None]
+    per_object = [np.diff(part.link_offsets) for part in parts if part.link_offsets is not None]
+    return Shapes(
+        parts[0].kind,
+        np.concatenate([part.positions for part in parts]),
+        counts_to_offsets(np.concatenate([part.vertex_counts for part in parts])),
+        links=np.concatenate(links) if links else None,
+        link_offsets=counts_to_offsets(np.concatenate(per_object)) if links else None,
+        vertex_attributes=concat_attributes([p.vertex_attributes for p in parts], [p.n_vertices for p in parts]),
+        link_attributes=concat_attributes([p.link_attributes for p in parts], [p.n_links for p in parts]),
+        object_attributes=concat_attributes([p.object_attributes for p in parts], [p.n_objects for p in parts]),
     )
 
 

@@ -1,9 +1,9 @@
 """Writer of geometry stores: staged next to the target, renamed when complete."""
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -16,13 +16,13 @@ from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, Va
 from raggedatlas.formats.output_files import written_aside
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.choices import Layout
-from raggedatlas.store.location import Location, write_pieces
+from raggedatlas.store.location import Address, Location, write_pieces
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.shards import forget_indexes
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.wings.vectors.builder import check_choice
-from raggedatlas.wings.vectors.chunking import KeyIndex, find_infinite, smallest_unsigned_dtype
-from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, root_json
+from raggedatlas.wings.vectors.chunking import find_infinite, find_keys, smallest_unsigned_dtype
+from raggedatlas.wings.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, range_fragments, root_json
 from raggedatlas.wings.vectors.shapes import (
     POSITION_TYPES,
     Attributes,
@@ -39,7 +39,14 @@ from raggedatlas.wings.vectors.storage.codecs import (
     lacks_rows,
 )
 from raggedatlas.wings.vectors.storage.cross_links import select_links
-from raggedatlas.wings.vectors.storage.layouts import COMPRESSORS, File, group_json, level_files, with_parent_groups
+from raggedatlas.wings.vectors.storage.layouts import (
+    COMPRESSORS,
+    File,
+    group_json,
+    level_files_07,
+    level_files_09,
+    with_parent_groups,
+)
 
 _PUT_BATCH = 64
 _PUT_BATCH_BYTES = 64 << 20
@@ -190,8 +197,11 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
     if find_infinite(positions)[1]:
         raise ValuesError(f"{where}: a position is not finite.")
     _check_bounds(level.bounds, len(level.chunks), len(positions), f"{where}: vertices")
-    # Keys are searched by bisection, in `KeyIndex` and in readers.
-    if len(level.chunks) > 1 and not _is_ascending(level.chunks):
+    # Keys are searched by bisection, in `find_keys` and in readers.
+    steps = np.diff(level.chunks, axis=0)
+    # The first part that differs must grow. Equal keys differ nowhere: `argmax` gives 0, where the step is 0.
+    first = (steps != 0).argmax(axis=1) if len(steps) else np.zeros(0, np.int64)
+    if (steps[np.arange(len(steps)), first] <= 0).any():
         raise SourceError(f"{where}: chunk keys are not ascending.")
     check_rows(level.vertex_attributes, len(positions), "vertex")
     sizes = np.diff(level.bounds)
@@ -223,7 +233,7 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
             raise SourceError(f"{where}: the object index has an unknown mode, or a negative start or count.")
         if (objects.starts[listed] > len(objects.fragments) - objects.counts[listed]).any():
             raise SourceError(f"{where}: a list of the object index exceeds the given fragments.")
-        at = KeyIndex(level.chunks).find(objects.chunks) if len(level.chunks) else np.full(n_blocks, -1)
+        at = find_keys(level.chunks, objects.chunks) if len(level.chunks) else np.full(n_blocks, -1)
         ones = np.ones(len(level.chunks), np.int64)
         sizes = ones if level.fragments is None else np.diff(level.fragments.bounds)
         bad = np.flatnonzero(find_missing_blocks(objects, np.append(sizes, 0)[at]))
@@ -257,7 +267,7 @@ def _check_ends(geometry: Geometry, k: int, links: CrossLinks) -> None:
     check_rows(links.attributes, links.n_links, "cross-chunk link")
     for end in range(links.width):
         target = level if end == 0 else geometry.levels[k + links.delta]
-        place = KeyIndex(target.chunks).find(links.chunks[:, end])
+        place = find_keys(target.chunks, links.chunks[:, end])
         rows = links.rows[:, end]
         sizes = np.append(np.diff(target.bounds), 0)
         if ((place < 0) | (rows < 0) | (rows >= sizes[place])).any():
@@ -285,14 +295,6 @@ def _check_fragments(fragments: Fragments, sizes: NDArray[np.int64], what: str) 
         raise SourceError(f"{what}: a {kind} exceeds the rows of its chunk.")
 
 
-def _is_ascending(keys: NDArray[np.int64]) -> bool:
-    """Return whether keys are strictly ascending, first part first."""
-    steps = np.diff(keys, axis=0)
-    # Equal keys differ nowhere: `argmax` gives 0, where the step is 0, so they are refused.
-    first = (steps != 0).argmax(axis=1)
-    return bool((steps[np.arange(len(steps)), first] > 0).all())
-
-
 def merge_local_links(level: Level) -> Level:
     """Move cross-chunk links of delta 0 whose ends share a chunk to the links within chunks."""
     crossing = next((links for links in level.cross_links if links.delta == 0), None)
@@ -305,7 +307,7 @@ def merge_local_links(level: Level) -> Level:
     left = () if not crosses_chunks.any() else (select_links(crossing, np.flatnonzero(crosses_chunks)),)
     # These join the links within chunks, sorted by the fragment of their first end.
     links = select_links(crossing, np.flatnonzero(~crosses_chunks))
-    chunk = KeyIndex(level.chunks).find(links.chunks[:, 0])
+    chunk = find_keys(level.chunks, links.chunks[:, 0])
     own = level.links
     rows, places, attributes, counts = [links.rows], [chunk], [links.attributes], [links.n_links]
     if own is not None:
@@ -331,7 +333,7 @@ def merge_local_links(level: Level) -> Level:
     sizes = np.bincount(owner[has_fragments], minlength=fragments.n_fragments).astype(np.int64)
     begin = counts_to_offsets(sizes)
     starts = begin[:-1] - np.repeat(begin[fragments.bounds[:-1]], np.diff(fragments.bounds))
-    parts = Fragments(fragments.bounds, np.ones(len(sizes), bool), starts, sizes, np.zeros(0, np.int64))
+    parts = range_fragments(fragments.bounds, starts, sizes)
     kind = smallest_unsigned_dtype(int(np.diff(level.bounds).max(initial=0)))
     return replace(
         level,
@@ -361,7 +363,7 @@ LAYOUTS = get_args(Layout)
 @checked
 def write(
     geometry: Geometry,
-    location: Location | str | os.PathLike[str],
+    location: Address,
     *,
     layout: str = "0.9",
     overwrite: bool = False,
@@ -432,13 +434,13 @@ def write(
         geometry = replace(geometry, levels=tuple(levels))
     if any(level.encoding == "draco" for level in geometry.levels) and layout == "0.7":
         chosen = None
-    publish_files(place, _files(geometry, layout, place.name, shards=shards, compression=chosen), overwrite=overwrite)
 
+    def files() -> Iterator[File]:
+        yield group_json("", root_json(geometry, layout, place.name))
+        old = layout == "0.7"
+        whole = geometry if old else replace(geometry, levels=tuple(map(merge_local_links, geometry.levels)))
+        for k in range(len(whole.levels)):
+            new = partial(level_files_09, shards=shards)
+            yield from with_parent_groups((level_files_07 if old else new)(whole, k, compression=chosen))
 
-def _files(geometry: Geometry, layout: str, name: str, *, shards: bool, compression: str | None) -> Iterator[File]:
-    """Yield all files of a store."""
-    if layout == "0.9":
-        geometry = replace(geometry, levels=tuple(merge_local_links(level) for level in geometry.levels))
-    yield group_json("", root_json(geometry, layout, name))
-    for k in range(len(geometry.levels)):
-        yield from with_parent_groups(level_files(geometry, k, layout, shards=shards, compression=compression))
+    publish_files(place, files(), overwrite=overwrite)

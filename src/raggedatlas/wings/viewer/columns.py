@@ -50,7 +50,16 @@ def read_column(
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _read_categorical(name, array, colors or {})
+        if pa.types.is_nested(kind.value_type) or pa.types.is_binary(kind.value_type):
+            return None
+        labels = array.dictionary.cast(pa.string())
+        # An atlas declares all categories of all datasets; the legend lists those of the shown cells.
+        used = set(pc.unique(array.indices).to_pylist())
+        order = [label for i, label in enumerate(labels.to_pylist()) if i in used and label is not None]
+        texts = labels.take(array.indices)
+        if len(order) > MOST_CATEGORIES:
+            return PointColumn(name, "text", texts.fill_null(""))
+        return _category(name, texts, order, colors or {})
     if pa.types.is_boolean(kind):
         return _category(name, pc.cast(array, pa.string()), ["false", "true"], colors or {})
     if pa.types.is_integer(kind):
@@ -64,30 +73,13 @@ def read_column(
     if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
         array, kind = array.cast(pa.string()), pa.string()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return _read_text(name, array.cast(pa.string()), colors or {})
+        array = array.cast(pa.string())
+        n_distinct = pc.count_distinct(array).as_py()
+        if n_distinct > MOST_CATEGORIES or 2 * n_distinct > len(array) + 2:
+            return PointColumn(name, "text", array.fill_null(""))
+        distinct = [value for value in pc.unique(array).to_pylist() if value is not None]
+        return _category(name, array, sorted(distinct, key=natural), colors or {})
     return None
-
-
-def _read_categorical(name: str, array: pa.DictionaryArray, colors: Mapping[str, str]) -> PointColumn | None:
-    kind = array.type.value_type
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        return None
-    labels = array.dictionary.cast(pa.string())
-    # An atlas declares all categories of all datasets; the legend lists those of the shown cells.
-    used = set(pc.unique(array.indices).to_pylist())
-    order = [label for i, label in enumerate(labels.to_pylist()) if i in used and label is not None]
-    texts = labels.take(array.indices)
-    if len(order) > MOST_CATEGORIES:
-        return PointColumn(name, "text", texts.fill_null(""))
-    return _category(name, texts, order, colors)
-
-
-def _read_text(name: str, array: pa.Array, colors: Mapping[str, str]) -> PointColumn:
-    n_distinct = pc.count_distinct(array).as_py()
-    if n_distinct > MOST_CATEGORIES or 2 * n_distinct > len(array) + 2:
-        return PointColumn(name, "text", array.fill_null(""))
-    distinct = [value for value in pc.unique(array).to_pylist() if value is not None]
-    return _category(name, array, sorted(distinct, key=natural), colors)
 
 
 def _category(name: str, texts: pa.Array, order: list[str], colors: Mapping[str, str]) -> PointColumn:

@@ -75,25 +75,20 @@ def _what(
 ) -> "tuple[Query | str | AnyPath, Query | AnyPath | None]":
     """Return what is shown, and the cells of an embedding that is named."""
     from raggedatlas.catalog.published import serves_atlas
+    from raggedatlas.cli.validate import is_cell_file
     from raggedatlas.wings.viewer.sources import is_cells_path
 
     if embedding is None and not serves_atlas(atlas_options.atlas) and not is_cells_path(atlas_options.path):
         # A path can only be a folder of results, while a text may be the name of an embedding.
         return atlas_options.path, None
-    cells = _open_view_source(atlas_options, options, at)
+    cells: Query | AnyPath = atlas_options.path
+    if not is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
+        query = atlas_options.open_snapshot(at).query()
+        for condition in options.where:
+            query = query.where(condition)
+        cells = query
     # The path of a file comes as one, so that no name of an embedding is looked for.
     return (embedding, cells) if embedding is not None else (cells, None)
-
-
-def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str | None) -> "Query | AnyPath":
-    from raggedatlas.cli.validate import is_cell_file
-
-    if is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
-        return atlas_options.path
-    query = atlas_options.open_snapshot(at).query()
-    for condition in options.where:
-        query = query.where(condition)
-    return query
 
 
 @command(QUERY, "view pbmc.h5ad --color cell_type")
@@ -126,10 +121,12 @@ def view(
         server.wait()
 
 
-@dataclass(frozen=True)
-class VisualizeOptions:
-    """Options of ``visualize``."""
-
+@command(QUERY, "visualize pbmc.atlas umap -o cells.html --color cell_type --gene CD3D")
+def visualize(
+    atlas_options: ViewSource,
+    embedding: Embedding = None,
+    *,
+    options: ViewOptions,
     output: Annotated[
         str,
         value_option(
@@ -138,32 +135,24 @@ class VisualizeOptions:
             "--output",
             "-o",
         ),
-    ]
-    genes: list[str] = repeatable("NAME", "Include a gene", "--gene", "-f")
-    overwrite: Overwrite = False
-    address: str | None = option(
-        "URL", "Address at which a .vitessce folder will be served", show="http://localhost:8000"
-    )
-
-
-@command(QUERY, "visualize pbmc.atlas umap -o cells.html --color cell_type --gene CD3D")
-def visualize(
-    atlas_options: ViewSource,
-    embedding: Embedding = None,
-    *,
-    options: ViewOptions,
-    output_options: VisualizeOptions,
+    ],
+    genes: Annotated[list[str] | None, repeatable_option("NAME", "Include a gene", "--gene", "-f")] = None,
+    overwrite: Overwrite = False,
+    address: Annotated[
+        str | None,
+        value_option("URL", "Address at which a .vitessce folder will be served", default="http://localhost:8000"),
+    ] = None,
     at: AtSnapshot = None,
 ) -> tuple[Any, str]:
     """Write a map of cells to a file; a folder of .npy results can take the place of the atlas."""
     from raggedatlas.wings.viewer.verbs import visualize as write
 
-    with progress(f"write {output_options.output}"):
+    with progress(f"write {output}"):
         path = write(
             *_what(atlas_options, embedding, options, at),
-            path=output_options.output,
-            genes=output_options.genes,
-            overwrite=output_options.overwrite,
-            **{**options.choices(), "address": output_options.address},
+            path=output,
+            genes=genes or [],
+            overwrite=overwrite,
+            **{**options.choices(), "address": address},
         )
     return {"path": str(path)}, f"Wrote {path}"

@@ -1,7 +1,6 @@
 """Scenes for other viewers: a Parquet file for Embedding Atlas, a folder for Vitessce."""
 
 import json
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import pyarrow as pa
 from raggedatlas.errors import QueryError
 from raggedatlas.formats.output_files import written_aside
 from raggedatlas.store.filters import calling_level
-from raggedatlas.store.location import local_path
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.wings.viewer.columns import PointColumn
 from raggedatlas.wings.viewer.palette import category_colors, read_colors
@@ -28,9 +26,7 @@ _MAP = "X_map"
 _ROOT = "A"
 
 
-def write_parquet(
-    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
-) -> Path:
+def write_parquet(scene: Scene, path: Path, *, genes: Sequence[str] = (), overwrite: bool = False) -> Path:
     """Write one Parquet file with ``id``, ``x``, ``y``, the metadata and genes, as Embedding Atlas opens it.
 
     Open it with ``embedding-atlas FILE --x x --y y --disable-projection``. A gene of the same name as a column is
@@ -38,19 +34,21 @@ def write_parquet(
     """
     from pyarrow import parquet
 
-    target = local_path(path)
     columns: dict[str, pa.Array] = {
         ID: scene.ids,
         X: pa.array(scene.coordinates[:, 0]),
         Y: pa.array(scene.coordinates[:, 1]),
     }
     for column in scene.columns:
-        columns[_free(column.name, "obs", columns)] = _plain(column)
+        plain = column.values.cast(pa.string())
+        if column.kind == "number":
+            plain = pa.array(column.values.to_numpy(zero_copy_only=False), from_pandas=True)
+        columns[_free(column.name, "obs", columns)] = plain
     for name, values in scene.read_genes(genes).items():
         columns[_free(name, "gene", columns)] = pa.array(values, from_pandas=True)
-    with written_aside(target, overwrite=overwrite) as new:
+    with written_aside(path, overwrite=overwrite) as new:
         parquet.write_table(pa.table(columns), new, compression="zstd")
-    return target
+    return path
 
 
 def _free(name: str, kind: str, taken: dict[str, pa.Array]) -> str:
@@ -61,22 +59,13 @@ def _free(name: str, kind: str, taken: dict[str, pa.Array]) -> str:
     return name
 
 
-def _plain(column: PointColumn) -> pa.Array:
-    if column.kind == "number":
-        return pa.array(column.values.to_numpy(zero_copy_only=False), from_pandas=True)
-    return column.values.cast(pa.string())
-
-
-def write_vitessce(
-    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
-) -> Path:
+def write_vitessce(scene: Scene, path: Path, *, genes: Sequence[str] = (), overwrite: bool = False) -> Path:
     """Write a folder that Vitessce opens when it is served: cells as AnnData-Zarr, and a configuration.
 
     It holds ``vitessce.json`` and ``cells.adata.zarr``, whose X are the `genes`, and is to be served at the address of
     the scene's look, which the configuration names. Vitessce knows no missing values of genes: cells for which a gene
     was not measured have 0, of which a warning and the description in the configuration tell.
     """
-    target = local_path(path)
     # First, so that an address that is refused leaves no files.
     config = vitessce_config(scene, genes)
     found = scene.read_genes(genes)
@@ -85,9 +74,9 @@ def write_vitessce(
     if lacking:
         genes_of = ", ".join(f"{name} of {n:,} cells" for name, n in lacking.items())
         note = f"Values that were not measured are 0 here: {genes_of}."
-        warnings.warn(f"{target}: {note}", stacklevel=calling_level())
+        warnings.warn(f"{path}: {note}", stacklevel=calling_level())
         config["description"] = " ".join(filter(None, [config["description"], note]))
-    with written_aside(target, overwrite=overwrite) as folder:
+    with written_aside(path, overwrite=overwrite) as folder:
         folder.mkdir()
         import anndata as ad
         import pandas as pd
@@ -105,7 +94,7 @@ def write_vitessce(
             # By anndata in chunks of one gene, so that a viewer that shows a gene fetches only its column.
             adata.write_zarr(folder / CELLS, chunks=(scene.n, 1) if genes else None)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return target
+    return path
 
 
 def _series(column: PointColumn) -> Any:  # noqa: ANN401  (a pandas series)

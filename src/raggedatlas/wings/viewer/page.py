@@ -4,7 +4,6 @@ import base64
 import gzip
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.formats.output_files import written_aside
-from raggedatlas.store.location import local_path
 from raggedatlas.wings.viewer.arrow_streams import (
     bounds_of,
     column_part,
@@ -124,9 +122,7 @@ def served_page(scene: Scene, *, allow_annotate: bool = False) -> str:
     )
 
 
-def write_page(
-    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
-) -> Path:
+def write_page(scene: Scene, path: Path, *, genes: Sequence[str] = (), overwrite: bool = False) -> Path:
     """Write one HTML file that needs nothing else, not even a network, with the values of some genes."""
     color = scene.look.color
     if color is not None and color not in {column.name for column in scene.columns}:
@@ -139,11 +135,10 @@ def write_page(
     # The program is last: it runs as soon as it is parsed, and needs the elements before it.
     body = chain(_parts_of(scene, values.values()), [f"<script>{program}</script>"])
     head = f"<style>{style}</style>"
-    target = local_path(path)
     # Translated line ends would change the program, whose hash is in the policy.
-    with written_aside(target, overwrite=overwrite) as new, new.open("w", encoding="utf-8", newline="\n") as out:
+    with written_aside(path, overwrite=overwrite) as new, new.open("w", encoding="utf-8", newline="\n") as out:
         out.writelines(_document(scene, rules, head, manifest, body))
-    return target
+    return path
 
 
 def _parts_of(scene: Scene, genes: Iterable[NDArray[np.float32]]) -> Iterator[str]:

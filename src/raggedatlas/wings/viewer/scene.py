@@ -237,7 +237,16 @@ def make_scene(
         len(places),
         notes,
     )
-    return _check_color(scene if obs is None else _describe(scene, as_table(obs, id_column), id_column))
+    if obs is not None:
+        scene = _describe(scene, as_table(obs, id_column), id_column)
+    color = look.color
+    offered = [column.name for column in scene.columns if column.kind != "text"]
+    if color is not None and color not in offered:
+        if scene.genes is None:
+            raise NotFoundError(f"color={color!r} is no column that can be coloured by; there are {offered}.")
+        # Read only to raise for an unknown gene here instead of in the browser.
+        scene.gene(color)
+    return scene
 
 
 def match_ids(wanted: pa.Array, among: pa.Array) -> NDArray[np.int64]:
@@ -278,14 +287,11 @@ def project(coordinates: Any, axes: tuple[int, int] | None = None) -> NDArray[np
             f"The embedding has {values.shape[1]} dimensions; make a map of it first with the verbs umap or pca, or name two "
             "of them with axes=(0, 1)."
         )
-    return _flatten(values.astype(np.float64))
-
-
-def _flatten(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    values = values.astype(np.float64)
     finite = np.isfinite(values).all(axis=1)
     if not finite.any():
         return np.full((len(values), 2), np.nan, np.float32)
-    # Rows with NaN stay, so that places remain aligned with ids; `_choose` leaves them out later.
+    # Rows with NaN stay, so that places remain aligned with ids; `make_scene` leaves them out.
     centred = values - values[finite].mean(axis=0)
     _, vectors = np.linalg.eigh(centred[finite].T @ centred[finite])
     plane = vectors[:, ::-1][:, :2]
@@ -336,19 +342,3 @@ def _describe(scene: Scene, table: pa.Table, id_column: str) -> Scene:
     if unshown:
         notes.append(f"Not shown, being neither numbers nor texts: {', '.join(unshown)}.")
     return replace(scene, columns=tuple(columns)).with_notes(*notes)
-
-
-def _check_color(scene: Scene) -> Scene:
-    color = scene.look.color
-    if color is None:
-        return scene
-    if any(column.name == color and column.kind != "text" for column in scene.columns):
-        return scene
-    if scene.genes is not None:
-        # Read only to raise for an unknown gene here instead of in the browser.
-        scene.gene(color)
-        return scene
-    raise NotFoundError(
-        f"color={color!r} is no column that can be coloured by; there are "
-        f"{[column.name for column in scene.columns if column.kind != 'text']}."
-    )

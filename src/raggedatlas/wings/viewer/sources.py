@@ -32,7 +32,7 @@ from raggedatlas.query.query import Query
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.location import Location, as_path
 from raggedatlas.wings.viewer.palette import is_color
-from raggedatlas.wings.viewer.scene import SPACE, GeneValues, Look, Scene, make_scene, match_ids
+from raggedatlas.wings.viewer.scene import SPACE, Look, Scene, make_scene, match_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,40 +66,11 @@ Cells = RaggedAtlas | AtlasView | Query | CellObject | str | os.PathLike[str]
 """Cells of an atlas, or of a file: a query, a view, an atlas, an object in memory, or where an atlas or a file is."""
 
 
-class KnownCells(Protocol):
-    """Cells with what is known of them, wherever they are."""
-
-    @property
-    def place(self) -> str:
-        """Where they are, for titles and messages."""
-
-    def table(self) -> tuple[pa.Table, str]:
-        """Read their metadata, and name the column with their ids."""
-
-    def embeddings(self) -> list[str]:
-        """Name their embeddings."""
-
-    def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
-        """Read an embedding: ids of the cells that are in it, and their coordinates.
-
-        Raises `NotFoundError`, which lists the embeddings, if there is none of that name.
-        """
-
-    def genes(self, layer: str | None) -> GeneValues | None:
-        """Open their genes, in a layer; None where they have none.
-
-        Raises `NotFoundError`, which lists the layers, if there is none of that name.
-        """
-
-    def dress(self, look: Look, table: pa.Table) -> Look:
-        """Add the colours that files name for their categories; those of a caller come first."""
-
-
 MAPS = ("umap", "tsne", "spatial", "pca")
 """Parts of names of embeddings, in the order in which they are chosen where none is named."""
 
 
-def default_embedding(cells: "KnownCells") -> str:
+def default_embedding(cells: "QueryCells | FileCells") -> str:
     """Choose the embedding that is shown where none is named."""
     names = cells.embeddings()
     if not names:
@@ -126,7 +97,7 @@ def is_cells_path(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def open_cells(cells: Cells) -> KnownCells:
+def open_cells(cells: Cells) -> "QueryCells | FileCells":
     """Open the cells of an atlas, a file or an object in memory.
 
     An atlas means all cells of its newest snapshot; a path is of an atlas, or of anything that `open_source` takes.
@@ -401,6 +372,10 @@ def _dense(block: Block) -> NDArray[Any]:
     return np.asarray(csr_array((block.layers["values"], block.indices, block.indptr), shape).toarray())
 
 
+KnownCells = QueryCells | FileCells
+"""Cells with what is known of them; the ids of their embeddings are those of their table."""
+
+
 @dataclass(frozen=True)
 class FileGenes:
     """Genes of a file; those that are asked for are read in one walk down their matrix."""
@@ -584,19 +559,17 @@ def scene_of_old_results(results: Any, look: Look) -> Scene:  # noqa: ANN401  (a
     obs: pa.Table | None = None
     notes: tuple[str, ...] = ()
     try:
-        fields = {name: _field(results, name) for name in results.metadata_fields()}
+        fields: dict[str, pa.Array] = {}
+        for name in results.metadata_fields():
+            # Datasets give a record array, a mapping, or the values alone.
+            found = results.metadata(range(len(results)), [name])
+            named = getattr(getattr(found, "dtype", None), "names", None) or hasattr(found, "keys")
+            fields[name] = pa.array(np.asarray(found[name] if named else found).tolist())
         obs = pa.table({"uid": ids, **fields})
     # Metadata are optional here: the original dataset may have none, or lack some of the ids.
     except (AttributeError, LookupError) as error:
         notes = (f"Without metadata: {error.args[0] if error.args else error}",)
     return make_scene(ids, places, obs, look=look).with_notes(*notes)
-
-
-def _field(results: Any, name: str) -> pa.Array:  # noqa: ANN401  (an `InferenceDataSet`)
-    """Read a field of metadata, which datasets give as a record array, a mapping, or the values alone."""
-    found = results.metadata(range(len(results)), [name])
-    fields = getattr(getattr(found, "dtype", None), "names", None)
-    return pa.array(np.asarray(found[name] if fields or hasattr(found, "keys") else found).tolist())
 
 
 def stored_colors(query: Query, table: pa.Table) -> dict[str, dict[str, str]]:

@@ -1,6 +1,5 @@
 """A still picture of a scene, for scripts and papers; needs matplotlib."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 from raggedatlas.formats.output_files import written_aside
-from raggedatlas.store.location import local_path
 from raggedatlas.wings.viewer.palette import MISSING, category_colors
 from raggedatlas.wings.viewer.scene import Scene
 
@@ -25,18 +23,15 @@ _MOST_NAMED = 36
 _ROWS = 18
 
 
-def write_picture(
-    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
-) -> Path:
+def write_picture(scene: Scene, path: Path, *, genes: Sequence[str] = (), overwrite: bool = False) -> Path:
     """Draw a scene into a PNG, coloured by its first colour; `genes` must be empty: a picture shows one gene, which is its colour."""
     if genes:
         raise ArgumentError(f"A picture shows one gene: color={genes[0]!r}, without genes=...")
-    target = local_path(path)
-    with written_aside(target, overwrite=overwrite) as new:
+    with written_aside(path, overwrite=overwrite) as new:
         figure = draw(scene)
         # Matplotlib's version would make the file differ from one installation to the next.
         figure.savefig(new, dpi=_DPI, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
-    return target
+    return path
 
 
 def draw(scene: Scene) -> "Figure":

@@ -221,7 +221,11 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
     if given.get("theme", "light") not in {"light", "dark"}:
         raise QueryError(f"theme={given['theme']!r}; it is 'light' or 'dark', or None to follow the reader's system.")
     if "title" not in given:
-        given["title"] = _title(embedding, known)
+        place = str(getattr(embedding, "data_location", embedding)) if known is None else known.place
+        name = Path(place.rstrip("/")).name
+        for ending in (".atlas", ".h5ad", ".h5mu", ".h5", ".zarr", ".cxg"):
+            name = name.removesuffix(ending)
+        given["title"] = name or "Cells"
     look = Look(**given)
     layer = choices.get("layer")
     if known is None and layer is not None:
@@ -257,14 +261,6 @@ def _results(embedding: Any, cells: KnownCells | None) -> Results | None:  # noq
         return None
     found: Results = answer("load_results_dataset")({}, embedding)
     return found
-
-
-def _title(embedding: Any, cells: KnownCells | None) -> str:  # noqa: ANN401
-    place = str(getattr(embedding, "data_location", embedding)) if cells is None else cells.place
-    name = Path(place.rstrip("/")).name
-    for ending in (".atlas", ".h5ad", ".h5mu", ".h5", ".zarr", ".cxg"):
-        name = name.removesuffix(ending)
-    return name or "Cells"
 
 
 WRITERS: dict[str, Callable[..., Path]] = {

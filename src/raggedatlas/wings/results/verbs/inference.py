@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -361,24 +362,12 @@ def infer_part(
     return 0 if own is None else own.loader.n_cells
 
 
-@dataclass(frozen=True)
-class _PartTask:
-    """What a process needs to write a part; it travels by pickle."""
-
-    source: ModelSource
-    part: ResultPart
-    loader: Loader = field(repr=False)
-    batch_size: int
-    first: int
-    known: ResultDataset | None
-
-    def __call__(self) -> int:
-        """Open the model here, and write, unless a worker that was lost afterwards has done so."""
-        if self.part.receipt.is_file():
-            return self.loader.n_cells
-        with self.part.writer() as writer:
-            InferenceRun(self.loader, self.source.open(), self.batch_size, self.first, self.known).write(writer)
-        return self.loader.n_cells
+def _write_part(source: ModelSource, part: ResultPart, run: Callable[[Model], InferenceRun], n_cells: int) -> int:
+    """Open the model in a worker, and write a part there, unless a worker that was lost afterwards has done so."""
+    if not part.receipt.is_file():
+        with part.writer() as writer:
+            run(source.open()).write(writer)
+    return n_cells
 
 
 def run_parts(
@@ -400,7 +389,9 @@ def run_parts(
             # An empty part needs a receipt too: the run's `commit` refuses parts that are not finished.
             part.writer().commit()
         else:
-            shares.append(_PartTask(source, part, own.loader, own.batch_size, own.first, own.known))
+            # Without the model, which is not picklable: each worker opens its own.
+            made = partial(InferenceRun, own.loader, batch_size=own.batch_size, first=own.first, known=own.known)
+            shares.append(partial(_write_part, source, part, made, own.loader.n_cells))
     lost = "Nothing is visible; resume=True keeps what is finished."
     progress("cells", done, total)
     with (

@@ -165,7 +165,6 @@ def _import_file(path: Path) -> Any:  # noqa: ANN401  (a module)
     return module
 
 
-_SAFE = ".safetensors"
 _STATE = "state_dict"
 
 
@@ -222,10 +221,21 @@ def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     ``state_dict``.
     """
     with local_copy(path) as local:
+        if local.suffix == ".safetensors":
+            try:
+                from safetensors import SafetensorError
+                from safetensors.torch import load_file
+            except ImportError as error:
+                raise MissingExtraError(
+                    f"The weights {os.fspath(local)} need safetensors, which is not installed; pip install 'raggedatlas[infer]'."
+                ) from error
+            try:
+                tensors: Mapping[str, Any] = load_file(local)
+            except (SafetensorError, OSError) as error:
+                raise SourceError(f"The weights {os.fspath(local)} do not read: {error}.") from error
+            return tensors
         import torch
 
-        if local.suffix == _SAFE:
-            return _read_safetensors(local)
         try:
             # To the CPU first: the tensors may be saved from a device that this machine does not have.
             found = torch.load(local, map_location="cpu", weights_only=True)
@@ -241,21 +251,6 @@ def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
             raise SourceError(f"The weights {os.fspath(local)} hold a {type(found).__name__}; expected named tensors.")
         return found
-
-
-def _read_safetensors(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise MissingExtraError(
-            f"The weights {os.fspath(path)} need safetensors, which is not installed; pip install 'raggedatlas[infer]'."
-        ) from error
-    try:
-        found: Mapping[str, Any] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise SourceError(f"The weights {os.fspath(path)} do not read: {error}.") from error
-    return found
 
 
 VALUES = "X"

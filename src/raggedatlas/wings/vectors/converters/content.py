@@ -17,11 +17,11 @@ from raggedatlas.wings.vectors.shapes import (
     KINDS,
     SEQUENTIAL,
     Attribute,
-    Attributes,
     Shapes,
     counts_to_offsets,
     object_rows,
     take_attributes,
+    translate_codes,
 )
 
 if TYPE_CHECKING:
@@ -88,22 +88,19 @@ class Capabilities:
         ):
             yield "objects: their ids are left out; they are numbered from 0"
         for family, kept in (("vertex", self.vertex), ("link", self.link), ("object", self.object)):
-            yield from self._attributes(family, getattr(shapes, f"{family}_attributes"), kept)
+            for name, attribute in getattr(shapes, f"{family}_attributes").items():
+                if kept is not None and name not in kept:
+                    yield f"{family} attribute {name!r} is left out"
+                elif is_text(attribute) and not self.strings:
+                    yield f"{family} attribute {name!r} is left out: it is text"
+                elif family != "object" and attribute.present is not None and not attribute.present.all():
+                    yield f"{family} attribute {name!r} has rows without a value, which get one"
         if shapes.groups is not None and not self.groups:
             yield f"groups: {shapes.groups.n_groups} are left out"
         for name, attribute in shapes.vertex_attributes.items() if self.columns else ():
             if attribute.values.ndim == 2:
                 yield f"vertex attribute {name!r} becomes {attribute.n_channels} columns"
         yield from _rounding(shapes) if self.float32 else ()
-
-    def _attributes(self, family: str, attributes: Attributes, kept: tuple[str, ...] | None) -> Iterator[str]:
-        for name, attribute in attributes.items():
-            if kept is not None and name not in kept:
-                yield f"{family} attribute {name!r} is left out"
-            elif is_text(attribute) and not self.strings:
-                yield f"{family} attribute {name!r} is left out: it is text"
-            elif family != "object" and attribute.present is not None and not attribute.present.all():
-                yield f"{family} attribute {name!r} has rows without a value, which get one"
 
     def _left_out(self, shapes: Shapes) -> Iterator[str]:
         """Yield the objects, vertices and links that have no place."""
@@ -161,25 +158,12 @@ def is_text(attribute: Attribute) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is an id as it is written: decimal digits without leading zeros, below 2**63.
-
-    Examples
-    --------
-    >>> is_id("7"), is_id("007"), is_id(str(2**63))
-    (True, False, False)
-    """
+    """Return whether a text is an id as it is written: decimal digits without leading zeros, below 2**63."""
     return text.isdecimal() and len(text) < 20 and str(int(text)) == text and int(text) < 2**63
 
 
 def encode_categories(texts: NDArray[Any]) -> Attribute:
-    """Return strings as codes of their sorted categories; None becomes -1.
-
-    Examples
-    --------
-    >>> made = encode_categories(np.array(["b", None, "a"], object))
-    >>> made.values.tolist(), made.metadata["categories"]
-    ([1, -1, 0], ['a', 'b'])
-    """
+    """Return strings as codes of their sorted categories; None becomes -1."""
     there = np.array([text is not None for text in texts], bool)
     categories, codes = np.unique(np.array([str(text) for text in texts[there]], dtype=str), return_inverse=True)
     width: type[np.signedinteger[Any]] = np.int16 if len(categories) < 2**15 else np.int32
@@ -193,10 +177,7 @@ def decode_categories(attribute: Attribute) -> NDArray[Any]:
     """Return the values of an attribute; codes of categories become their strings, or None."""
     if "categories" not in attribute.metadata:
         return attribute.values
-    # Codes out of range, such as -1 for a missing text, select the None at the end.
-    categories = np.array([*attribute.metadata["categories"], None], object)
-    codes = attribute.values.astype(np.int64)
-    return categories[np.where((codes >= 0) & (codes < len(categories) - 1), codes, len(categories) - 1)]
+    return translate_codes(attribute.values, attribute.metadata["categories"], None, object)
 
 
 @contextmanager
@@ -370,7 +351,14 @@ def table_content(
         raise SourceError(
             f"{what} has several columns {', '.join(map(repr, repeated))}; expected different names. Rename them."
         )
-    names = _axis_columns(table.column_names, axes, what)
+    missing = [name for name in axes or () if name not in table.column_names]
+    if missing:
+        raise SourceError(f"{what} has no column {missing[0]!r}; it has {', '.join(table.column_names)}.")
+    names = find_axes(table.column_names) if axes is None else list(axes)
+    if axes is None and not names:
+        raise SourceError(
+            f"{what} has no columns x and y; it has {', '.join(table.column_names)}. Name those of the positions: axes=."
+        )
     positions = np.stack([_numbers(table, name, what) for name in names], 1)
     owner = objects or (OBJECT_ID if OBJECT_ID in table.column_names else None)
     if owner is not None and owner not in table.column_names:
@@ -466,28 +454,8 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def _axis_columns(names: Sequence[str], requested: Sequence[str] | None, what: str) -> list[str]:
-    if requested is not None:
-        missing = [name for name in requested if name not in names]
-        if missing:
-            raise SourceError(f"{what} has no column {missing[0]!r}; it has {', '.join(names)}.")
-        return list(requested)
-    found = find_axes(names)
-    if not found:
-        raise SourceError(
-            f"{what} has no columns x and y; it has {', '.join(names)}. Name those of the positions: axes=."
-        )
-    return found
-
-
 def find_axes(names: Sequence[str]) -> list[str]:
-    """Return the columns of positions among the names of all columns; none if they have no usual names.
-
-    Examples
-    --------
-    >>> find_axes(["x", "y", "X_location", "y_location"])
-    ['X_location', 'y_location']
-    """
+    """Return the columns of positions among the names of all columns; none if they have no usual names."""
     # Reversed, so that the first of names that differ only in case is taken.
     lower = {name.lower(): name for name in reversed(names)}
     for x, y, z in AXIS_NAMES:
@@ -549,30 +517,20 @@ def _attribute(table: "pa.Table", name: str, what: str) -> Attribute:
             )
         return Attribute(np.asarray(column.to_numpy()))
     if pa.types.is_dictionary(kind):
-        coded = _categories(column)
-        if coded is not None:
-            return coded
+        # Chunks, e.g. of different row groups, may have different dictionaries.
+        combined = column.unify_dictionaries().combine_chunks()
+        names = combined.dictionary.to_pylist()
+        is_text_kind = pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+        # A dictionary of texts stays as it is, order and unused categories included: a gene without a transcript was
+        # measured too. Others are left to `encode_categories`, which makes distinct texts of them.
+        if is_text_kind and None not in names and len(set(names)) == len(names):
+            width = np.int16 if len(names) < 2**15 else np.int32
+            # Wide first: indices may be unsigned, which cannot hold -1.
+            codes = np.asarray(combined.indices.cast(pa.int64()).fill_null(-1)).astype(width)
+            metadata = {"encoding": "dictionary", "categories": names, "ordered": kind.ordered, "_FillValue": -1}
+            return Attribute(codes, metadata=metadata)
         column = column.cast(kind.value_type)
     return encode_categories(np.array(column.cast(pa.string()).to_pylist(), object))
-
-
-def _categories(column: "pa.ChunkedArray") -> Attribute | None:
-    """Return a dictionary of texts as it is, order and unused categories included: a gene without a transcript was measured too."""
-    import pyarrow as pa
-
-    # Chunks, e.g. of different row groups, may have different dictionaries.
-    combined = column.unify_dictionaries().combine_chunks()
-    names = combined.dictionary.to_pylist()
-    if not (pa.types.is_string(column.type.value_type) or pa.types.is_large_string(column.type.value_type)):
-        return None
-    # Left to `encode_categories`, which makes distinct texts of them.
-    if None in names or len(set(names)) < len(names):
-        return None
-    width = np.int16 if len(names) < 2**15 else np.int32
-    # Wide first: indices may be unsigned, which cannot hold -1.
-    codes = np.asarray(combined.indices.cast(pa.int64()).fill_null(-1)).astype(width)
-    metadata = {"encoding": "dictionary", "categories": names, "ordered": column.type.ordered, "_FillValue": -1}
-    return Attribute(codes, metadata=metadata)
 
 
 def _first_null(column: Any) -> int:  # noqa: ANN401  (an Arrow column)

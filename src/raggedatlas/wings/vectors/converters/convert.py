@@ -68,9 +68,8 @@ ROUNDED = "rounded: "
 """Prefix of losses that ``strict`` accepts: rounding to the precision of the format."""
 
 
-def detect(path: Address) -> str:
+def detect(file: AnyPath) -> str:
     """Return the name of the converter that reads a path, by its suffix or by the content of a folder."""
-    file = as_path(path)
     name = ENDINGS.get(file.suffix.lower())
     # The ending of a remote file is believed; a request for it would be one of two.
     if name is None or isinstance(file, Path):
@@ -123,8 +122,8 @@ def read_file(path: Address, *, format: str | None = None, **options: Any) -> Co
     MissingExtraError
         If the library that the format needs is not installed.
     """
-    name = _known(format) if format is not None else detect(path)
     file = as_path(path)
+    name = _known(format) if format is not None else detect(file)
     if isinstance(file, Path) and not file.exists():
         raise NotFoundError(f"There is no file or folder {file}; check the path.")
     _check_options(CONVERTERS[name].read, name, options)
@@ -147,13 +146,6 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     """List what would be lost by writing in a format, by the name of its converter.
 
     Raises `SourceError` if the format cannot represent these shapes at all.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> points = Shapes("point_cloud", np.zeros((2, 3)), vertex_attributes={"gene": np.array([1, 2])})
-    >>> plan_losses(points, "geojson")
-    []
     """
     content = content if isinstance(content, Content) else Content(content)
     converter = CONVERTERS[_known(name)]
@@ -213,7 +205,16 @@ def write_file(
     """
     content = content if isinstance(content, Content) else Content(content)
     shapes, target = content.shapes, as_path(path)
-    name = _known(format) if format is not None else _by_path(path, shapes)
+    # A table of vertices would be read as points; format="parquet" still asks for one.
+    outlines = shapes.kind in SEQUENTIAL or {PART, RING, ORDER} <= set(shapes.vertex_attributes)
+    name = ENDINGS.get(target.suffix.lower()) if format is None else _known(format)
+    if name is None:
+        raise SourceError(
+            f"{path} has the ending {target.suffix!r}; {', '.join(ENDINGS)} can be written. "
+            f"For a folder name the format: format= of {', '.join(n for n, c in CONVERTERS.items() if not c.endings)}."
+        )
+    if format is None and name == "parquet" and outlines and shapes.n_dims in (2, 3):
+        name = "geoparquet"
     check_content(shapes, "What is to be written")
     losses = plan_losses(content, name)
     refused = [loss for loss in losses if not loss.startswith(ROUNDED)]
@@ -226,19 +227,6 @@ def write_file(
     with local_target(target, overwrite=overwrite) as file, written_aside(file, overwrite=overwrite) as new:
         CONVERTERS[name].write(content, new, **options)
     return losses
-
-
-def _by_path(path: Address, shapes: Shapes) -> str:
-    suffix = as_path(path).suffix
-    name = ENDINGS.get(suffix.lower())
-    if name is None:
-        raise SourceError(
-            f"{path} has the ending {suffix!r}; {', '.join(ENDINGS)} can be written. "
-            f"For a folder name the format: format= of {', '.join(n for n, c in CONVERTERS.items() if not c.endings)}."
-        )
-    # a table of vertices would be read as points; format="parquet" still asks for one
-    outlines = shapes.kind in SEQUENTIAL or {PART, RING, ORDER} <= set(shapes.vertex_attributes)
-    return "geoparquet" if name == "parquet" and outlines and shapes.n_dims in (2, 3) else name
 
 
 def _known(name: str) -> str:
@@ -358,10 +346,18 @@ def convert(source: Address, target: Address, how: Conversion = Conversion()) ->
         refuse_unused("convert", why, steps=how.steps is not None, cutting=chunks, layout=layout)
     leveled = not from_store and how.level is not None
     refuse_unused("convert", "where the source is a file, which has no levels", level=leveled)
-    if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
-        write(open_vectors(source).load(), target, layout=how.layout, overwrite=how.overwrite)
-        return []
-    content = _content_of_store(source, how) if from_store else read_file(source, format=how.read, **how.options)
+    if from_store:
+        store = open_vectors(source)
+        if to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
+            write(store.load(), target, layout=how.layout, overwrite=how.overwrite)
+            return []
+        others = store.n_levels - 1
+        # Where a level was asked for, even level 0, leaving out the others is no loss.
+        left = (f"levels: {others} coarser ones are left out",) if others and how.level is None else ()
+        shapes = store.read(level=how.level or 0)
+        content = Content(shapes, dict(store.geometry.metadata), store.geometry.axes, left)
+    else:
+        content = read_file(source, format=how.read, **how.options)
     losses = list(content.left)
     # Refused before anything is written; `write_file` knows the losses of the target format only.
     if how.strict and losses:
@@ -405,11 +401,3 @@ def order_losses(shapes: Shapes, geometry: Geometry) -> list[str]:
         if (steps[np.arange(len(steps)), first] < 0).any():
             return [REORDERED]
     return []
-
-
-def _content_of_store(source: Address, how: Conversion) -> Content:
-    store = open_vectors(source)
-    others = store.n_levels - 1
-    # Where a level was asked for, even level 0, leaving out the others is no loss.
-    left = (f"levels: {others} coarser ones are left out",) if others and how.level is None else ()
-    return Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes, left)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.model.ids import free_name, integer_ids
+from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.copies import local_copy
 from raggedatlas.store.location import AnyPath, Location, refuse_symlink, refuse_symlinks
 from raggedatlas.store.untrusted import guarded_zarr_store
@@ -149,15 +150,15 @@ def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: AN
         filled = [value if has else (np.nan if is_float else 0) for value, has in zip(values, there, strict=True)]
         numbers = np.array(filled)
         return Attribute(numbers.astype(narrow or numbers.dtype), present=None if is_float else present)
-    texts = [_text_of(value) if has else "" for value, has in zip(values, there, strict=True)]
+    texts = [""] * len(there)
+    for row in np.flatnonzero(there).tolist():
+        value = values[row]
+        is_date = hasattr(value, "isoformat")
+        texts[row] = (
+            value if isinstance(value, str) else value.isoformat() if is_date else json.dumps(value, default=str)
+        )
     is_json = having and all(isinstance(value, list | dict) for value in having)
     return Attribute(np.array(texts, dtype=str), present=present, metadata={"json": True} if is_json else {})
-
-
-def _text_of(value: Any) -> str:  # noqa: ANN401  (any value of a property)
-    if isinstance(value, str):
-        return value
-    return str(value.isoformat()) if hasattr(value, "isoformat") else json.dumps(value, default=str)
 
 
 def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribute], what: str) -> Shapes:
@@ -189,7 +190,17 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
         return Shapes("polyline", positions, offsets[0], numbers, object_attributes=columns)
     # Without offsets every feature is one `Point`, so its properties can be values of vertices.
     if not offsets and numbers is None:
-        return Shapes("point_cloud", positions, vertex_attributes=_codes(columns))
+        attributes = {}
+        for name, column in columns.items():
+            if column.values.dtype.kind in "iuf":
+                attributes[name] = column
+                continue
+            # Vertices hold numbers only, so texts become codes.
+            texts = column.values.astype(object)
+            texts[np.zeros(len(texts), bool) if column.present is None else ~column.present] = None
+            coded = encode_categories(texts)
+            attributes[name] = replace(coded, metadata={**coded.metadata, **column.metadata})
+        return Shapes("point_cloud", positions, vertex_attributes=attributes)
     bounds = offsets[0] if offsets else np.arange(len(positions) + 1)
     return Shapes("point_cloud", positions, bounds, numbers, object_attributes=columns)
 
@@ -259,20 +270,6 @@ def _take_ids(columns: dict[str, Attribute], what: str) -> NDArray[np.int64] | N
         )
     del columns[OBJECT_ID]
     return check_ids(values, len(values))
-
-
-def _codes(columns: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    """Return texts as codes, as vertices hold numbers only."""
-    result = {}
-    for name, column in columns.items():
-        if column.values.dtype.kind in "iuf":
-            result[name] = column
-            continue
-        texts = column.values.astype(object)
-        texts[np.zeros(len(texts), bool) if column.present is None else ~column.present] = None
-        coded = encode_categories(texts)
-        result[name] = replace(coded, metadata={**coded.metadata, **column.metadata})
-    return result
 
 
 def _polygons(
@@ -350,8 +347,11 @@ def write_geoparquet(content: Content, path: Path) -> None:
     """Write shapes as GeoParquet, an object a row."""
     geopandas = load_library("geopandas")
     geometries, columns = features_of(content.shapes)
-    frame = geopandas.GeoDataFrame(columns, geometry=list(geometries), crs=_proj_crs(content.metadata.get("crs")))
-    frame = _indexed(frame, content)
+    crs = content.metadata.get("crs")
+    # GeoJSON writes a name in its own form, which PROJ does not take.
+    if isinstance(crs, Mapping) and crs.get("type") == "name" and isinstance(crs.get("properties"), Mapping):
+        crs = crs["properties"].get("name")
+    frame = _indexed(geopandas.GeoDataFrame(columns, geometry=list(geometries), crs=crs), content)
     frame.attrs.update(_kind_of(content.shapes))
     # None writes the index if it is not 0, 1, ...
     frame.to_parquet(path, index=None)
@@ -430,13 +430,6 @@ def _property_losses(family: str, attributes: Attributes, reserved: Sequence[str
             yield f"{family} attribute {name!r} is left out: the file has another property of this name"
 
 
-def _proj_crs(crs: Any) -> Any:  # noqa: ANN401  (whatever the metadata of a store hold)
-    """Return a coordinate reference system as PROJ takes it: GeoJSON writes a name in its own form."""
-    if isinstance(crs, Mapping) and crs.get("type") == "name" and isinstance(crs.get("properties"), Mapping):
-        return crs["properties"].get("name")
-    return crs
-
-
 SPATIALDATA_HOLDING = Capabilities(kinds=("point_cloud", "polyline", "graph"), dims=(2, 3), link=(), apart=True)
 
 KINDS = ("points", "shapes")
@@ -467,7 +460,19 @@ def read_spatialdata(
     attributes = _attributes(folder)
     kind = str(attributes.get("encoding-type", f"ngff:{folder.parent.name}")).removeprefix("ngff:")
     with local_copy(folder) as local:
-        content = _points(local, attributes, objects) if kind == "points" else _shapes(local, attributes)
+        if kind == "points":
+            import pyarrow as pa
+            import pyarrow.dataset as pads
+
+            with read_errors(local / "points.parquet", "Parquet folder", pa.ArrowInvalid, OSError):
+                table = pads.dataset(local / "points.parquet", format="parquet").to_table()
+            # Stores of the first format may declare null axes; `table_content` then looks for the usual columns.
+            axes = [axis for axis in attributes.get("axes") or [] if axis != "c"] or None
+            content = table_content(table, str(local), axes=axes, objects=objects)
+            keys = {key: value for key, value in attributes.get("spatialdata_attrs", {}).items() if key != "version"}
+            content = replace(content, metadata={KEY: keys} if keys else {})
+        else:
+            content = _read_shapes(local, attributes)
     # An element that was asked for, by name or path, leaves nothing out.
     others = spatialdata_elements(path) if element is None else []
     left = (f"element {name!r} is left out" for name in others if path / name != folder)
@@ -497,8 +502,7 @@ def _elements(path: AnyPath) -> list[str]:
 
 
 def _members(folder: AnyPath) -> list[AnyPath]:
-    members: list[AnyPath] = [*folder.iterdir()]
-    return sorted(members, key=str)
+    return sorted(folder.iterdir(), key=str)
 
 
 def spatialdata_elements(path: AnyPath) -> list[str]:
@@ -536,22 +540,8 @@ def _attributes(folder: AnyPath) -> dict[str, Any]:
         ) from None
 
 
-def _points(folder: Path, attributes: Mapping[str, Any], objects: str | None) -> Content:
-    import pyarrow as pa
-    import pyarrow.dataset as pads
-
-    with read_errors(folder / "points.parquet", "Parquet folder", pa.ArrowInvalid, OSError):
-        table = pads.dataset(folder / "points.parquet", format="parquet").to_table()
-    # Stores of the first format may declare null axes; `table_content` then looks for the usual columns.
-    content = table_content(
-        table, str(folder), axes=[a for a in attributes.get("axes") or [] if a != "c"] or None, objects=objects
-    )
-    keys = {key: value for key, value in attributes.get("spatialdata_attrs", {}).items() if key != "version"}
-    return replace(content, metadata={KEY: keys} if keys else {})
-
-
-def _shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
-    geopandas = load_library("geopandas")
+def _read_shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
+    geopandas, radius = load_library("geopandas"), None
     if str(attributes.get("spatialdata_attrs", {}).get("version")) == "0.1":
         import zarr
 
@@ -564,26 +554,22 @@ def _shapes(folder: Path, attributes: Mapping[str, Any]) -> Content:
             offsets = tuple(np.asarray(group[name]).ravel() for name in names)
             geometries = np.asarray(shapely.from_ragged_array(kind, coordinates, offsets or None), object)
             radius = np.asarray(group[RADIUS]) if RADIUS in group else None
-        content = frame_content(
-            load_library("geopandas").GeoDataFrame(geometry=list(geometries), index=index), str(folder)
-        )
-        return content if radius is None else _circles(content, radius)
-    with read_errors(folder / "shapes.parquet", "GeoParquet"):
-        frame = geopandas.read_parquet(folder / "shapes.parquet")
-    points = {*frame.geometry.geom_type} <= {"Point"}
-    radius = frame.pop(RADIUS) if points and RADIUS in frame.columns else None
+        frame = geopandas.GeoDataFrame(geometry=list(geometries), index=index)
+    else:
+        with read_errors(folder / "shapes.parquet", "GeoParquet"):
+            frame = geopandas.read_parquet(folder / "shapes.parquet")
+        if RADIUS in frame.columns and {*frame.geometry.geom_type} <= {"Point"}:
+            radius = frame.pop(RADIUS).to_numpy()
     content = frame_content(frame, str(folder))
-    return content if radius is None else _circles(content, radius.to_numpy())
-
-
-def _circles(content: Content, radius: NDArray[Any]) -> Content:
-    """Make circles of points: an object each."""
+    if radius is None:
+        return content
+    # Points with a radius are circles, an object each.
     old = content.shapes
     shapes = replace(
         old,
         offsets=np.arange(old.n_vertices + 1),
         ids=np.arange(old.n_vertices) if old.ids is None else old.ids,
-        vertex_attributes={RADIUS: Attribute(np.asarray(radius))},
+        vertex_attributes={RADIUS: Attribute(radius)},
         object_attributes=old.vertex_attributes if old.ids is None else old.object_attributes,
     )
     return replace(content, shapes=shapes)
@@ -688,22 +674,13 @@ def write_spatialdata(content: Content, path: Path, *, name: str = "elements") -
         "input": {"name": "".join(axes), "axes": space},
         "output": {"name": SYSTEM, "axes": space},
     }
-    _group(path, {"spatialdata_attrs": {"version": "0.2", "spatialdata_software_version": "0.7.0"}})
-    _group(path / kind, {})
-    _group(
-        element,
-        {
-            "encoding-type": f"ngff:{kind}",
-            "axes": axes,
-            "spatialdata_attrs": versions,
-            "coordinateTransformations": [identity],
-        },
+    store = Location.of(path)
+    write_group_attributes(
+        store, "", {"spatialdata_attrs": {"version": "0.2", "spatialdata_software_version": "0.7.0"}}
     )
-
-
-def _group(folder: Path, attributes: dict[str, Any]) -> None:
-    text = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes})
-    (folder / "zarr.json").write_text(text, encoding="utf-8")
+    write_group_attributes(store, kind, {})
+    facts = {"encoding-type": f"ngff:{kind}", "axes": axes, "spatialdata_attrs": versions}
+    write_group_attributes(store, f"{kind}/{name}", {**facts, "coordinateTransformations": [identity]})
 
 
 RADIUS = "radius"

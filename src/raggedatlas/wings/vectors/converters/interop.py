@@ -58,16 +58,6 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
     return result
 
 
-def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:
-    """Return the links as rows of vertices, including those that follow from the order."""
-    if shapes.kind in SEQUENTIAL:
-        owner = object_rows(shapes)
-        # Vertices of no object come last, as those of one more object; they get no links.
-        first = np.flatnonzero((owner[1:] == owner[:-1]) & (owner[1:] < len(shapes.offsets) - 1))
-        return np.stack([first, first + 1], 1)
-    return shapes.edges()
-
-
 def to_geopandas(shapes: Shapes, *, crs: Any = None) -> Any:  # noqa: ANN401  (a GeoDataFrame)
     """Return shapes as a GeoDataFrame, an object a row, with its id as index and its attributes as columns.
 
@@ -136,7 +126,7 @@ def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
                 shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
             )
         else:
-            edges = vertex_edges(take_objects(shapes, np.array([row])))
+            edges = take_objects(shapes, np.array([row])).edges()
             geometries[row] = shapely.MultiLineString(list(part[edges]))
     return geometries
 

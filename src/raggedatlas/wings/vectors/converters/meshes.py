@@ -23,7 +23,7 @@ from raggedatlas.wings.vectors.converters.content import (
     read_errors,
 )
 from raggedatlas.wings.vectors.libraries import load_library
-from raggedatlas.wings.vectors.shapes import Attribute, Attributes, Shapes, counts_to_offsets, each_object, object_rows
+from raggedatlas.wings.vectors.shapes import Attribute, Attributes, Shapes, each_object, join_shapes, object_rows
 
 COLOR, NORMAL, NAME = "color", "normal", "name"
 
@@ -271,7 +271,7 @@ def read_obj(path: Path) -> Content:
         parts = dict(reversed(found["geometry"].items())) if "geometry" in found else {"": found}
     left: list[str] = []
     bodies = [_obj_part(part, left, str(path)) for part in parts.values()]
-    shapes = _concatenated(bodies)
+    shapes = _joined_meshes(bodies)
     cut = len(re.findall(rb"(?m)^f(?: +\S+){4,}", data))
     if cut:
         left.append(_cut_loss(cut))
@@ -306,30 +306,22 @@ def _obj_part(part: Mapping[str, Any], left: list[str], what: str) -> Shapes:
         attributes[NORMAL] = Attribute(np.asarray(part["vertex_normals"]))
     if part.get("visual") is not None:
         left.append("textures are left out")
-    return Shapes("mesh", positions, links=faces, vertex_attributes=attributes)
+    return _mesh(positions, faces, attributes)
 
 
-def _concatenated(parts: Sequence[Shapes], links: Mapping[str, Attribute] | None = None) -> Shapes:
+def _mesh(positions: NDArray[Any], faces: NDArray[Any], attributes: Attributes | None = None) -> Shapes:
+    """Return one mesh as one object."""
+    bounds = np.array([0, len(faces)])
+    return Shapes("mesh", positions, links=faces, link_offsets=bounds, vertex_attributes=attributes or {})
+
+
+def _joined_meshes(parts: Sequence[Shapes]) -> Shapes:
     """Return meshes of one object each as one, with the vertex attributes that all have."""
-    starts = counts_to_offsets(np.array([part.n_vertices for part in parts], np.int64))
-    shared = [
-        name
-        for name in (parts[0].vertex_attributes if parts else {})
-        if all(name in p.vertex_attributes for p in parts)
-    ]
-    return Shapes(
-        "mesh",
-        np.concatenate([np.zeros((0, 3)), *(part.positions for part in parts)]),
-        starts,
-        links=np.concatenate(
-            [np.zeros((0, 3), np.int64), *(p.edges(3) + n for p, n in zip(parts, starts, strict=False))]
-        ),
-        link_offsets=counts_to_offsets(np.array([part.n_links for part in parts], np.int64)),
-        vertex_attributes={
-            name: Attribute(np.concatenate([part.vertex_attributes[name].values for part in parts])) for name in shared
-        },
-        link_attributes=links or {},
-    )
+    if not parts:
+        return Shapes("mesh", np.zeros((0, 3)), np.zeros(1, np.int64), links=np.zeros((0, 3), np.int64))
+    shared = set.intersection(*(set(part.vertex_attributes) for part in parts))
+    kept = [{name: a for name, a in part.vertex_attributes.items() if name in shared} for part in parts]
+    return join_shapes([replace(part, vertex_attributes=own) for part, own in zip(parts, kept, strict=True)])
 
 
 def _named(shapes: Shapes, names: list[str]) -> Shapes:
@@ -435,21 +427,19 @@ def read_stl(path: Path, *, merge: bool = True) -> Content:
     if not binary and not complete:
         raise SourceError(f"{path} ends inside a solid or a triangle; it is cut off, or no STL.")
     words = found.get("face_attributes", {}).get("stl", np.zeros(0))
-    shapes = _concatenated(
-        [_merged(np.asarray(part["vertices"]), merge=merge) for part in parts],
-        {"attribute": Attribute(words.copy())} if words.any() else {},
-    )
+    bodies = []
+    for part in parts:
+        corners = np.asarray(part["vertices"])
+        rows = np.arange(len(corners))
+        if merge:
+            # -0.0 and 0.0 are one place.
+            corners, rows = np.unique(corners + corners.dtype.type(0), axis=0, return_inverse=True)
+        bodies.append(_mesh(corners, rows.reshape(-1, 3)))
+    shapes = _joined_meshes(bodies)
+    if words.any():
+        shapes = replace(shapes, link_attributes={"attribute": Attribute(words.copy())})
     names = [part["metadata"].get(NAME) or "" for part in parts]
     return Content(shapes if binary else _named(shapes, names))
-
-
-def _merged(corners: NDArray[Any], *, merge: bool) -> Shapes:
-    """Make a mesh of the corners of triangles."""
-    if not merge:
-        return Shapes("mesh", corners, links=np.arange(len(corners)).reshape(-1, 3))
-    # -0.0 and 0.0 are one place.
-    positions, rows = np.unique(corners + corners.dtype.type(0), axis=0, return_inverse=True)
-    return Shapes("mesh", positions, links=rows.reshape(-1, 3))
 
 
 def write_stl(content: Content, path: Path) -> None:

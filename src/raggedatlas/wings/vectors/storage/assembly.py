@@ -19,6 +19,7 @@ from raggedatlas.wings.vectors.shapes import (
     concat_ranges,
     counts_to_offsets,
     links_by_object,
+    sequence_links,
     take_attributes,
     take_vertices,
 )
@@ -212,10 +213,7 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
     """
     links = shapes.links
     if links is None and shapes.kind in SEQUENTIAL:
-        last = np.ones(shapes.n_vertices, bool)
-        last[shapes.offsets[1:][shapes.vertex_counts > 0] - 1] = False
-        row = np.flatnonzero(last)
-        links = np.stack([row, row + 1], axis=1)
+        links = sequence_links(shapes)
     good = np.zeros(0, np.int64) if links is None else np.flatnonzero(inside[links].all(axis=1))
     clipped = take_vertices(shapes, inside, None if links is None else links[good])
     if shapes.ids is not None:
@@ -281,7 +279,13 @@ class FragmentReader:
         # The compiled function counts bits of the bitmap as it goes, and refuses numbers that do not ascend.
         order = np.lexsort((fragments, place))
         cuts = np.searchsorted(place[order], np.arange(len(self.keys) + 1)).tolist()
-        spans = self._locate(fragments[order], rows, cuts)
+        ascending = fragments[order]
+        spans = np.zeros((len(fragments), 3), np.int64)
+        if not self.is_indexed:
+            spans[:, 2] = np.repeat(rows, np.diff(cuts))
+        else:
+            for blob, n_rows, (a, b) in zip(self.blobs, rows.tolist(), pairwise(cuts), strict=True):
+                locate_fragments(blob, ascending[a:b], n_rows, spans[a:b], self.where)
         counts = np.empty(len(fragments), np.int64)
         counts[order] = spans[:, 2]
         bounds = counts_to_offsets(counts)
@@ -292,7 +296,7 @@ class FragmentReader:
         own |= reader.read_partition_attribute(self.keys[place], counts, wanted)
         # Each fragment is a range of one row of their attributes, its own number.
         each = np.ones((len(fragments), 3), np.int64)
-        each[:, 0] = fragments[order]
+        each[:, 0] = ascending
         shapes = Shapes(
             root.kind,
             positions,
@@ -305,16 +309,6 @@ class FragmentReader:
         if not repeats_vertices(root):
             return shapes
         return take_vertices(shapes, mask_repeated_rows(positions, np.arange(len(positions)), bounds, objects))
-
-    def _locate(self, fragments: NDArray[np.int64], rows: NDArray[np.int64], cuts: list[int]) -> NDArray[np.int64]:
-        """Return the spans of fragments, sorted by chunk and number, as filled by `locate_fragments`: (P, 3)."""
-        spans = np.zeros((len(fragments), 3), np.int64)
-        if not self.is_indexed:
-            spans[:, 2] = np.repeat(rows, np.diff(cuts))
-            return spans
-        for blob, n_rows, (a, b) in zip(self.blobs, rows.tolist(), pairwise(cuts), strict=True):
-            locate_fragments(blob, fragments[a:b], n_rows, spans[a:b], self.where)
-        return spans
 
     def _attributes(
         self,

@@ -5,7 +5,7 @@ from ctypes import byref, c_int64
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import unpack
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from raggedatlas.errors import CorruptError, MissingExtraError, SourceError
 from raggedatlas.store import native
 from raggedatlas.store.native import I64, OUT_I64, OUT_U8, U8, Manifests, library
-from raggedatlas.wings.vectors.geometry import Fragments, Level, Objects
+from raggedatlas.wings.vectors.geometry import Fragments, Level, Objects, range_fragments
 from raggedatlas.wings.vectors.shapes import concat_ranges, counts_to_offsets
 
 Bytes = NDArray[np.uint8]
@@ -226,14 +226,7 @@ def decode_records(data: Bytes, width: int, n_dims: int, what: str) -> tuple[NDA
 
 
 def encode_fragments(fragments: Fragments) -> Blobs:
-    """Return one blob for each chunk.
-
-    Examples
-    --------
-    >>> one = Fragments(np.array([0, 1]), np.array([True]), np.array([0]), np.array([3]), np.zeros(0, np.int64))
-    >>> len(encode_fragments(one)[0])
-    44
-    """
+    """Return one blob for each chunk."""
     n_all = np.diff(fragments.bounds)
     kinds = counts_to_offsets(fragments.is_range)
     n_runs = np.diff(kinds[fragments.bounds])
@@ -348,8 +341,7 @@ def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArr
 
 def chunks_as_fragments(sizes: NDArray[np.int64]) -> Fragments:
     """Return one fragment for each chunk, with all of its rows; `sizes` are their numbers."""
-    n = len(sizes)
-    return Fragments(np.arange(n + 1), np.ones(n, bool), np.zeros(n, np.int64), sizes, np.zeros(0, np.int64))
+    return range_fragments(np.arange(len(sizes) + 1), np.zeros(len(sizes), np.int64), sizes)
 
 
 def lacks_rows(fragments: Fragments, sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -411,7 +403,7 @@ def encode_manifests(objects: Objects) -> Blobs:
     return Blobs(out, bounds)
 
 
-def _build_objects(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of several types)
+def _build_objects(columns: Any) -> Any:  # noqa: ANN401  (arrays of several types)
     """Return the C struct of validated manifest columns; the sizes come from the second and the last."""
     bounds, chunks, items = columns[0][1], columns[1][1], columns[-1][1]
     return Manifests(
@@ -456,14 +448,6 @@ def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
     return Blobs(data, bounds)
 
 
-class ObjectFragments(NamedTuple):
-    """Expanded fragments of objects: (P,) block and chunk-local number of each, (B + 1,) fragments of each object."""
-
-    blocks: NDArray[np.int64]
-    fragments: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-
-
 def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which blocks refer to a fragment that their chunk does not have, (K,) bool, without expanding ranges.
 
@@ -473,10 +457,12 @@ def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[
     return (objects.counts > 0) & _exceed(objects.starts, objects.counts, limits, listed, objects.fragments)
 
 
-def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) -> ObjectFragments:
+def expand_manifests(
+    objects: Objects, limits: NDArray[np.int64], where: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the fragments of an object index, expanded, in traversal order.
 
-    `limits`, (K,), is the number of fragments of each block's chunk. Counts of a damaged index are checked against it
+    The result is (P,) block and chunk-local number of each, and (B + 1,) fragments of each object. `limits`, (K,), is the number of fragments of each block's chunk. Counts of a damaged index are checked against it
     before memory is allocated: a block that refers to a fragment that its chunk does not have is a `CorruptError`.
     `where` names the level in messages.
     """
@@ -491,7 +477,7 @@ def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) ->
         explicit = np.repeat(listed, objects.counts)
         fragments[explicit] = objects.fragments[fragments[explicit]]
     blocks = np.repeat(np.arange(len(objects.starts)), objects.counts)
-    return ObjectFragments(blocks, fragments, counts_to_offsets(objects.counts)[objects.bounds])
+    return blocks, fragments, counts_to_offsets(objects.counts)[objects.bounds]
 
 
 def take_manifests(objects: Objects, rows: NDArray[np.int64]) -> Objects:
@@ -519,11 +505,13 @@ def _draco_library() -> Any:  # noqa: ANN401 - a module
     return DracoPy
 
 
-def encode_cells(level: Level, width: int | None) -> Blobs:
+def encode_cells(level: Level) -> Blobs:
     """Return one Draco bit stream per chunk; the order of vertices and faces is preserved. Links must be triangles."""
     library = _draco_library()
-    if width not in (None, 3):
-        raise SourceError(f"Draco encodes triangles; these links have {width} ends. Use the encoding 'raw'.")
+    if level.links is not None and level.links.width != 3:
+        raise SourceError(
+            f"Draco encodes triangles; these links have {level.links.width} ends. Use the encoding 'raw'."
+        )
     cells = []
     for c in range(len(level.chunks)):
         points = level.positions[level.bounds[c] : level.bounds[c + 1]].astype(np.float32)

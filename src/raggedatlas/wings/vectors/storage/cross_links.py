@@ -256,13 +256,6 @@ class CrossLinkReader:
         return result
 
     @cached_property
-    def _scales(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Number of root chunks spanned by a chunk of the owning and of the other level, per key part."""
-        n_parts = self.level.keys.keys.shape[1]
-        own, other = (level_scale(level.root, level.facts, n_parts) for level in (self.level, self.target))
-        return own, other
-
-    @cached_property
     def _by_chunk(self) -> dict[tuple[int, ...], list[int]]:
         """For each source chunk, the arrays that have links starting in it."""
         result: dict[tuple[int, ...], list[int]] = {}
@@ -278,7 +271,14 @@ class CrossLinkReader:
 
         `chunks` are source chunks, (n, K); None: all. `wanted` is a predicate on attribute names.
         """
-        parts = self._read_07(wanted) if self.level.layout == "0.7" else self._read_09(chunks, wanted)
+        if self.level.layout == "0.7":
+            parts = self._read_07(wanted)
+        else:
+            cells: dict[int, list[tuple[int, ...]]] = {}
+            for key in self._by_chunk if chunks is None else map(tuple, chunks.tolist()):
+                for i in self._by_chunk.get(key, ()):
+                    cells.setdefault(i, []).append(key)
+            parts = [self._read_segment(i, np.array(sorted(cells[i]), np.int64), wanted) for i in sorted(cells)]
         parts = [part for part in parts if part.n_links]
         if not parts:
             return None
@@ -290,14 +290,6 @@ class CrossLinkReader:
         chunk = np.concatenate([part.chunks for part in parts])
         rows = np.concatenate([part.rows for part in parts])
         return CrossLinks(self.delta, chunk, rows, parts[0].directed, parts[0].store, attributes)
-
-    def _read_09(self, chunks: NDArray[np.int64] | None, wanted: AttributeFilter) -> list[CrossLinks]:
-        """Read cells of the arrays of layout 0.9."""
-        requested: dict[int, list[tuple[int, ...]]] = {}
-        for key in self._by_chunk if chunks is None else map(tuple, chunks.tolist()):
-            for i in self._by_chunk.get(key, ()):
-                requested.setdefault(i, []).append(key)
-        return [self._read_segment(i, np.array(sorted(requested[i]), np.int64), wanted) for i in sorted(requested)]
 
     def _read_segment(self, i: int, cells: NDArray[np.int64], wanted: AttributeFilter) -> CrossLinks:
         """Read some cells of one array."""
@@ -313,11 +305,19 @@ class CrossLinkReader:
         counts = np.array([len(part) for part in rows], np.int64)
         combined = np.concatenate([np.zeros((0, columns), np.int64), *rows])
         segment = OffsetSegment(offsets, cells, counts_to_offsets(counts), combined, np.arange(len(combined)), ordered)
-        chunk, end_rows = decode_cross_links(segment, self._scales, self.where)
+        n_parts = self.level.keys.keys.shape[1]
+        own, other = (level_scale(level.root, level.facts, n_parts) for level in (self.level, self.target))
+        chunk, end_rows = decode_cross_links(segment, (own, other), self.where)
         attributes = self.level.attributes("link_attributes", cells, counts, wanted, f"/{self.name}/{name}")
         result = CrossLinks(self.delta, chunk, end_rows, directed, store, attributes)
-        # A link whose lowest chunk was not requested has an end that is not loaded, and would be dropped anyway.
-        return _from_lowest_chunk(result, np.repeat(cells, counts, axis=0)) if store == "duplicate" else result
+        if store != "duplicate":
+            return result
+        # Such links are stored under each chunk that they touch; those under the lowest one are kept. A link whose lowest
+        # chunk was not requested has an end that is not loaded, and would be dropped anyway.
+        n, width, n_parts = chunk.shape
+        codes, _ = encode_keys(np.concatenate([chunk.reshape(-1, n_parts), np.repeat(cells, counts, axis=0)]))
+        lowest = codes[: n * width].reshape(n, width).min(axis=1) == codes[n * width :]
+        return select_links(result, np.flatnonzero(lowest))
 
     def _read_07(self, wanted: AttributeFilter) -> list[CrossLinks]:
         """Read both places where layout 0.7 stores such links."""
@@ -380,14 +380,6 @@ def decode_level_links(
             if encoding == "ragged_rows":
                 raise
     return decode_records(blob, width, len(key), where)
-
-
-def _from_lowest_chunk(links: CrossLinks, sources: NDArray[np.int64]) -> CrossLinks:
-    """Deduplicate links stored under each chunk they touch: keep those stored under the lowest one."""
-    n, width, n_parts = links.chunks.shape
-    codes, _ = encode_keys(np.concatenate([links.chunks.reshape(-1, n_parts), sources]))
-    kept = np.flatnonzero(codes[: n * width].reshape(n, width).min(axis=1) == codes[n * width :])
-    return select_links(links, kept)
 
 
 def select_links(links: CrossLinks, which: NDArray[np.int64]) -> CrossLinks:

@@ -36,7 +36,7 @@ from raggedatlas.wings.vectors.storage.codecs import (
     encode_vlen,
     to_bytes,
 )
-from raggedatlas.wings.vectors.storage.cross_links import OffsetSegment, delta_name, encode_cross_links, select_links
+from raggedatlas.wings.vectors.storage.cross_links import delta_name, encode_cross_links, select_links
 
 File: TypeAlias = tuple[str, Iterable[bytes | memoryview]]
 """A key and the parts of its content, which may be made while they are written."""
@@ -57,24 +57,12 @@ _MANIFESTS = 128
 
 @dataclass(frozen=True)
 class CellGridOptions:
-    """File layout of cells.
+    """File layout of cells."""
 
-    Parameters
-    ----------
-    origin : (K,) int64
-        Chunk key of the first cell.
-    shape : (K,) int64
-        Number of cells on each axis.
-    shards : bool
-        Whether many cells share a file.
-    compression : str or None
-        A member of `COMPRESSORS`.
-    """
-
-    origin: NDArray[np.int64]
-    shape: NDArray[np.int64]
-    shards: bool = True
-    compression: str | None = None
+    origin: NDArray[np.int64]  # (K,): chunk key of the first cell
+    shape: NDArray[np.int64]  # (K,): number of cells on each axis
+    shards: bool = True  # whether many cells share a file
+    compression: str | None = None  # a member of `COMPRESSORS`
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
@@ -338,23 +326,15 @@ def encode_rows(values: NDArray[Any], bounds: NDArray[np.int64]) -> Blobs:
     return Blobs(to_bytes(values), bounds * size)
 
 
-def vertex_array(level: Level, width: int | None) -> ArrayData:
-    """Return the positions, raw or as Draco; a Draco cell of a mesh includes its faces."""
-    block = {"zv_array": "vertices", "dtype": level.positions.dtype.name, "encoding": level.encoding}
-    if level.encoding == "draco":
-        return ArrayData("vertices", encode_cells(level, width), block)
-    return ArrayData(
-        "vertices",
-        encode_rows(level.positions, level.bounds),
-        block,
-        level.positions.dtype,
-        level.positions.shape[1],
-    )
-
-
 def chunk_arrays(level: Level) -> Iterator[ArrayData]:
     """Yield every per-chunk array of a level; `path` is as in layout 0.7."""
-    yield vertex_array(level, None if level.links is None else level.links.width)
+    block: dict[str, Any] = {"zv_array": "vertices", "dtype": level.positions.dtype.name, "encoding": level.encoding}
+    if level.encoding == "draco":
+        # A cell of a mesh includes its faces.
+        yield ArrayData("vertices", encode_cells(level), block)
+    else:
+        rows, dtype = encode_rows(level.positions, level.bounds), level.positions.dtype
+        yield ArrayData("vertices", rows, block, dtype, level.positions.shape[1])
     for name, attribute in level.vertex_attributes.items():
         yield _attribute_array(f"vertex_attributes/{name}", "attribute", name, attribute, level.bounds)
     if level.fragments is not None:
@@ -420,13 +400,6 @@ _ROWS = 65_536
 """Rows of a chunk of a table in layout 0.9."""
 
 
-def level_files(geometry: Geometry, k: int, layout: str, *, shards: bool, compression: str | None) -> Iterator[File]:
-    """Yield the files of one level."""
-    if layout == "0.7":
-        return _level_files_07(geometry, k, compression)
-    return _level_files_09(geometry, k, shards=shards, compression=compression)
-
-
 def with_parent_groups(files: Iterable[File]) -> Iterator[File]:
     """Yield files, followed by those of the groups above their nodes that are not among them."""
     nodes: set[str] = set()
@@ -442,7 +415,8 @@ def with_parent_groups(files: Iterable[File]) -> Iterator[File]:
 # Layout 0.7
 
 
-def _level_files_07(geometry: Geometry, k: int, compression: str | None) -> Iterator[File]:
+def level_files_07(geometry: Geometry, k: int, *, compression: str | None) -> Iterator[File]:
+    """Yield the files of one level."""
     level, root = geometry.levels[k], str(k)
     has_links = level.links is not None and level.encoding != "draco"  # Draco cells include the faces
     has_links = has_links or any(not _crosses_chunks(links).all() for links in level.cross_links)
@@ -503,27 +477,22 @@ def _cross_files_07(root: str, links: CrossLinks, compression: str | None) -> It
     if inner.n_links:
         facts = {"num_links": inner.n_links, "dtype": "int64", "record_encoding": "ragged_rows"}
         yield group_json(f"{root}/links/{name}", {"zv_array": "links", **block, **facts})
-        yield from _level_links_07(root, inner, compression)
-
-
-def _level_links_07(root: str, links: CrossLinks, compression: str | None) -> Iterator[File]:
-    """Yield links across levels whose ends have the same chunk key: rows in that chunk, as an inline stream."""
-    name = delta_name(links.delta)
-    codes, top = encode_keys(links.chunks[:, 0])
-    links = select_links(links, stable_order(codes, top))
-    # Sorted codes have the same runs as the links, which are sorted by these codes.
-    first = run_starts(np.sort(codes))
-    parts = [slice(int(a), int(b)) for a, b in zip(first, [*first[1:], links.n_links], strict=True)]
-    keys = [".".join(map(str, links.chunks[part.start, 0].tolist())) for part in parts]
-    for key, part in zip(keys, parts, strict=True):
-        stream = np.frombuffer(encode_ragged(to_bytes(links.rows[part])), np.uint8)
-        yield from plain_array(f"{root}/links/{name}/{key}", stream, {}, None)
-    for title, attribute in links.attributes.items():
-        path = f"{root}/link_attributes/{title}/{name}"
-        own = attribute_metadata("link_attribute", title, attribute, list(attribute.values.shape[1:]))
-        yield group_json(path, own | {"level_delta": links.delta})
+        # Those across levels whose ends have the same chunk key: rows in that chunk, as an inline stream.
+        codes, top = encode_keys(inner.chunks[:, 0])
+        inner = select_links(inner, stable_order(codes, top))
+        # Sorted codes have the same runs as the links, which are sorted by these codes.
+        first = run_starts(np.sort(codes))
+        parts = [slice(int(a), int(b)) for a, b in zip(first, [*first[1:], inner.n_links], strict=True)]
+        keys = [".".join(map(str, inner.chunks[part.start, 0].tolist())) for part in parts]
         for key, part in zip(keys, parts, strict=True):
-            yield from plain_array(f"{path}/{key}", attribute.values[part], {}, compression)
+            stream = np.frombuffer(encode_ragged(to_bytes(inner.rows[part])), np.uint8)
+            yield from plain_array(f"{root}/links/{name}/{key}", stream, {}, None)
+        for title, attribute in inner.attributes.items():
+            path = f"{root}/link_attributes/{title}/{name}"
+            facts = attribute_metadata("link_attribute", title, attribute, list(attribute.values.shape[1:]))
+            yield group_json(path, facts | {"level_delta": inner.delta})
+            for key, part in zip(keys, parts, strict=True):
+                yield from plain_array(f"{path}/{key}", attribute.values[part], {}, compression)
 
 
 def _object_files_07(root: str, level: Level, compression: str | None) -> Iterator[File]:
@@ -579,9 +548,10 @@ def _filled(attribute: Attribute) -> NDArray[Any]:
 # Layout 0.9
 
 
-def _level_files_09(geometry: Geometry, k: int, *, shards: bool, compression: str | None) -> Iterator[File]:
+def level_files_09(geometry: Geometry, k: int, *, shards: bool, compression: str | None) -> Iterator[File]:
+    """Yield the files of one level."""
     level, root = geometry.levels[k], str(k)
-    # By default, `_compression` chooses for each family, and links across chunks are not compressed.
+    # By default, links across chunks are not compressed; the others are chosen below.
     shape = level_chunk_shape(geometry, level.metadata)
     ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
     lead = level.chunks.shape[1] - len(shape)
@@ -609,23 +579,15 @@ def _level_files_09(geometry: Geometry, k: int, *, shards: bool, compression: st
             block.pop("num_links", None)
             if family.path == "links/0":
                 block["has_perm"] = False
-        own = replace(grid, compression=_compression(level, family, compression))
+        chosen = None if family.dtype is None else compression
+        if chosen == "default":
+            # Only vertex attributes of points without objects are compressed: they are read by chunk (those of objects by
+            # row, directly from the file), and their values, such as the genes of transcripts, are often small integers.
+            chosen = "lz4" if level.objects is None and path.startswith("vertex_attributes/") else None
+        own = replace(grid, compression=chosen)
         yield from cell_array(f"{root}/{path}", level.chunks, family.blobs, block, own)
     yield from _link_files_09(geometry, k, grid)
     yield from _object_files_09(root, level)
-
-
-def _compression(level: Level, family: ArrayData, requested: str | None) -> str | None:
-    """Return the compression of the chunks of a family.
-
-    By default only vertex attributes of points without objects are compressed: they are read by chunk (those of objects
-    by row, directly from the file), and their values, such as the genes of transcripts, are often small integers.
-    """
-    if family.dtype is None:
-        return None
-    if requested != "default":
-        return requested
-    return "lz4" if level.objects is None and family.path.startswith("vertex_attributes/") else None
 
 
 def _link_files_09(geometry: Geometry, k: int, grid: CellGridOptions) -> Iterator[File]:
@@ -645,7 +607,22 @@ def _link_files_09(geometry: Geometry, k: int, grid: CellGridOptions) -> Iterato
                 links.chunks, links.rows, delta, scales, directed=links.directed, store=links.store
             )
             n_records += sum(len(segment.rows) for segment in segments) - links.n_links
-            yield from _segment_files_09(root, links, segments, grid)
+            # Of the records, not of `links.rows`: their first column may be a permutation number, up to width! - 1.
+            most = max((int(segment.rows.max(initial=0)) for segment in segments), default=0)
+            kind = smallest_unsigned_dtype(most + 1)
+            for segment in segments:
+                tail = f"{delta_name(delta)}/{segment.name}"
+                offsets = segment.offsets.tolist()
+                block = {"offsets": offsets, "has_perm": segment.has_permutation, "link_width": links.width}
+                blobs = encode_single_groups(encode_rows(segment.rows.astype(kind), segment.bounds))
+                facts = {"zv_array": "links", "dtype": kind.name, **block, "level_delta": delta}
+                yield from cell_array(f"{root}/links/{tail}", segment.cells, blobs, facts, grid)
+                for name, attribute in links.attributes.items():
+                    values = attribute.values[segment.record]
+                    facts = attribute_metadata("link_attribute", name, attribute, list(values.shape[1:]))
+                    facts |= {"row_shape": facts.pop("shape"), "offsets": offsets, "level_delta": delta}
+                    path = f"{root}/link_attributes/{name}/{tail}"
+                    yield from cell_array(path, segment.cells, encode_rows(values, segment.bounds), facts, grid)
         block = {
             "zv_array": "links_family",
             "level_delta": delta,
@@ -660,27 +637,6 @@ def _link_files_09(geometry: Geometry, k: int, grid: CellGridOptions) -> Iterato
         for name in sorted({name for part in parts for name in part.attributes}):
             facts = {"zv_array": "link_attribute_family", "name": name, "level_delta": delta, "num_links": n_links}
             yield group_json(f"{root}/link_attributes/{name}/{delta_name(delta)}", facts)
-
-
-def _segment_files_09(
-    root: str, links: CrossLinks, segments: list[OffsetSegment], grid: CellGridOptions
-) -> Iterator[File]:
-    """Yield the arrays of links across chunks, and of their attributes."""
-    # Of the records, not of `links.rows`: their first column may be a permutation number, up to width! - 1.
-    kind = smallest_unsigned_dtype(max((int(segment.rows.max(initial=0)) for segment in segments), default=0) + 1)
-    for segment in segments:
-        tail = f"{delta_name(links.delta)}/{segment.name}"
-        offsets = segment.offsets.tolist()
-        block = {"offsets": offsets, "has_perm": segment.has_permutation, "link_width": links.width}
-        blobs = encode_single_groups(encode_rows(segment.rows.astype(kind), segment.bounds))
-        facts = {"zv_array": "links", "dtype": kind.name, **block, "level_delta": links.delta}
-        yield from cell_array(f"{root}/links/{tail}", segment.cells, blobs, facts, grid)
-        for name, attribute in links.attributes.items():
-            values = attribute.values[segment.record]
-            facts = attribute_metadata("link_attribute", name, attribute, list(values.shape[1:]))
-            facts |= {"row_shape": facts.pop("shape"), "offsets": offsets, "level_delta": links.delta}
-            path = f"{root}/link_attributes/{name}/{tail}"
-            yield from cell_array(path, segment.cells, encode_rows(values, segment.bounds), facts, grid)
 
 
 def _object_files_09(root: str, level: Level) -> Iterator[File]:

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError
 from raggedatlas.store.untrusted import zarr_errors
 from raggedatlas.wings.vectors.geometry import (
+    OWN_LEVEL_KEYS,
     Fragments,
     Geometry,
     Level,
     Links,
     Objects,
     check_stored_edges,
-    extra_level_metadata,
     level_chunk_shape,
-    parse_level,
 )
 from raggedatlas.wings.vectors.shapes import Attribute, Groups, counts_to_offsets
 from raggedatlas.wings.vectors.storage.codecs import (
@@ -51,51 +50,10 @@ from raggedatlas.wings.vectors.storage.zarr_reader import (
     read_array_bytes,
 )
 
-
-def read_partition_attribute(
-    facts: Mapping[str, Any], keys: NDArray[np.int64], counts: NDArray[np.int64], n_dims: int, where: str
-) -> dict[str, Attribute]:
-    """Return the attribute encoded in the keys of chunks, by name; empty if chunks are partitioned by space only.
-
-    The first part of `keys`, (n, K), those of chunks or fragments, is the index of a value in
-    ``chunk_attribute_values`` of `facts`, the metadata of the level. `counts` is the number of vertices of each key,
-    `n_dims` the number of key parts that are space axes, and `where` names the level in messages. Numbers are
-    unchanged, texts become codes of categories.
-
-    Examples
-    --------
-    >>> facts = {"chunk_attribute_name": "gene", "chunk_attribute_values": [5, 9]}
-    >>> read_partition_attribute(facts, np.array([[0, 0, 0], [1, 0, 0]]), np.array([2, 1]), 2, "0")[
-    ...     "gene"
-    ... ].values.tolist()
-    [5, 5, 9]
-    """
-    name, values = facts.get("chunk_attribute_name"), facts.get("chunk_attribute_values")
-    if not name or not isinstance(values, list) or keys.shape[1] != n_dims + 1:
-        return {}
-    codes = keys[:, 0]
-    if ((codes < 0) | (codes >= len(values))).any():
-        bad = codes[(codes < 0) | (codes >= len(values))][0]
-        raise CorruptError(f"{where} has a chunk with value {bad} of {name!r}, which has {len(values)} values.")
-    numbers = all(isinstance(value, int | float) for value in values)
-    if numbers:
-        return {str(name): Attribute(np.repeat(np.array(values)[codes] if values else codes, counts))}
-    categories = [str(value) for value in values]
-    metadata = {"encoding": "dictionary", "categories": categories, "ordered": False, "_FillValue": -1}
-    return {str(name): Attribute(np.repeat(codes, counts).astype(np.int32), metadata=metadata)}
-
-
 _BLOCK_KEYS = {
     *("zv_array", "zvf_array", "name", "dtype", "shape", "row_shape", "channel_names", "nonempty_chunks"),
-    *(
-        "chunk_grid_origin",
-        "offsets",
-        "level_delta",
-        "has_perm",
-        "num_links",
-        "fill_sentinel_meaning",
-        "has_present_mask",
-    ),
+    *("chunk_grid_origin", "offsets", "level_delta", "has_perm", "num_links"),
+    *("fill_sentinel_meaning", "has_present_mask"),
 }
 """Keys of array metadata that repeat what the array or its path says."""
 
@@ -124,14 +82,17 @@ class LevelReader:
         node = files.node(str(number))
         if node is None:
             raise CorruptError(f"{self.where} is missing.")
-        self.facts = parse_level(node_attributes(node), self.where)
+        facts = node_attributes(node).get("zarr_vectors_level")
+        if not isinstance(facts, Mapping):
+            raise CorruptError(f"{self.where} has no 'zarr_vectors_level' attributes.")
+        self.facts = dict(facts)
         self.n_vertices = int(self.facts.get("vertex_count") or 0)  # as declared
         self.chunk_shape = level_chunk_shape(root, self.facts)
         check_stored_edges(self.chunk_shape, root.n_dims, f"{self.where}: chunk_shape")
         self._families: dict[str, ChunkArray | None] = {}
-        self.vertices = self._vertices()
+        self.vertices = self._open_vertices()
 
-    def _vertices(self) -> ChunkArray | None:
+    def _open_vertices(self) -> ChunkArray | None:
         """Open the vertices; refuse a version other than that of the root."""
         node = self.files.node(f"{self.number}/vertices")
         if node is None:
@@ -231,7 +192,7 @@ class LevelReader:
             vertex_attributes=self.attributes("vertex_attributes", keys, np.diff(bounds), wanted),
             fragment_attributes={} if fragments is None else self.attributes("fragment_attributes", keys, own, wanted),
             encoding="draco" if self.is_draco else "raw",
-            metadata=extra_level_metadata(self.facts),
+            metadata={key: value for key, value in self.facts.items() if key not in OWN_LEVEL_KEYS},
         )
 
     def read_rows(
@@ -322,11 +283,26 @@ class LevelReader:
     def read_partition_attribute(
         self, keys: NDArray[np.int64], counts: NDArray[np.int64], wanted: AttributeFilter
     ) -> dict[str, Attribute]:
-        """Return the attribute that partitions the chunks, if requested and not stored in an array."""
-        name = str(self.facts.get("chunk_attribute_name") or "")
+        """Return the attribute that the first part of chunk keys encodes, if requested and not stored in an array.
+
+        That part is the index of a value in ``chunk_attribute_values``. `counts` is the number of vertices of each key, of
+        chunks or fragments. Numbers are unchanged, texts become codes of categories.
+        """
+        name, values = str(self.facts.get("chunk_attribute_name") or ""), self.facts.get("chunk_attribute_values")
         if not name or not wanted(name) or name in self.attribute_names("vertex_attributes"):
             return {}
-        return read_partition_attribute(self.facts, keys, counts, len(self.root.axes), self.where)
+        if not isinstance(values, list) or keys.shape[1] != len(self.root.axes) + 1:
+            return {}
+        codes = keys[:, 0]
+        bad = codes[(codes < 0) | (codes >= len(values))]
+        if bad.size:
+            raise CorruptError(
+                f"{self.where} has a chunk with value {bad[0]} of {name!r}, which has {len(values)} values."
+            )
+        if all(isinstance(value, int | float) for value in values):
+            return {name: Attribute(np.repeat(np.array(values)[codes] if values else codes, counts))}
+        metadata = {"encoding": "dictionary", "categories": list(map(str, values)), "ordered": False, "_FillValue": -1}
+        return {name: Attribute(np.repeat(codes, counts).astype(np.int32), metadata=metadata)}
 
     def attribute_names(self, group: str) -> list[str]:
         """Return the names of the attributes of a family; cached."""
@@ -655,18 +631,13 @@ def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribut
         values = from_bytes(raw, np.dtype(dtype).newbyteorder("<"), columns, f"{level.where}/{family}/{name}")
         mask = read_array_bytes(level.files, f"{path}/present_mask") if block.get("has_present_mask") else None
         attribute = Attribute(values, channels, None if mask is None else mask.astype(bool), extra_metadata(block))
-        return _decode_categories(attribute) if block.get(STRINGS) else attribute
-
-
-def _decode_categories(attribute: Attribute) -> Attribute:
-    """Return codes as the strings that they encode."""
-    kept = {key: value for key, value in attribute.metadata.items() if key not in _CODED}
-    # The appended empty string is what the code -1 of absent rows selects.
-    categories = np.array([*attribute.metadata["categories"], ""], dtype=str)
-    codes = attribute.values
-    if attribute.present is not None:
-        codes = np.where(attribute.present if codes.ndim == 1 else attribute.present[:, None], codes, -1)
-    return Attribute(categories[codes], attribute.channels, attribute.present, kept)
-
-
-_CODED = {"encoding", "categories", "ordered", STRINGS}
+        if not block.get(STRINGS):
+            return attribute
+        # The appended empty string is what the code -1 of absent rows selects.
+        categories = np.array([*attribute.metadata["categories"], ""], dtype=str)
+        codes, there = attribute.values, attribute.present
+        if there is not None:
+            codes = np.where(there if codes.ndim == 1 else there[:, None], codes, -1)
+        coded = {"encoding", "categories", "ordered", STRINGS}
+        kept = {key: value for key, value in attribute.metadata.items() if key not in coded}
+        return replace(attribute, values=categories[codes], metadata=kept)

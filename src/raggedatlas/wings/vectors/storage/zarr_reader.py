@@ -7,10 +7,9 @@ import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from raggedatlas.store.runtime import LRUCache, map_requests
 from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard
 from raggedatlas.store.storage_errors import store_errors
 from raggedatlas.store.untrusted import zarr_errors
-from raggedatlas.wings.vectors.chunking import KeyIndex
+from raggedatlas.wings.vectors.chunking import find_keys
 from raggedatlas.wings.vectors.shapes import counts_to_offsets
 from raggedatlas.wings.vectors.storage.codecs import (
     EMPTY,
@@ -144,21 +143,17 @@ def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
                 check_chunk_bytes(where, blosc_declared_bytes(data))
                 data = np.frombuffer(blosc.decompress(np.ascontiguousarray(data)), np.uint8)
             else:
-                data = _decompress_gzip(data, where)
+                # Piece by piece, because a gzip stream does not declare its size.
+                pieces, total = list[bytes](), 0
+                with gzip.GzipFile(fileobj=io.BytesIO(data.tobytes())) as stream:
+                    while piece := stream.read(_GZIP_PIECE):
+                        total += len(piece)
+                        check_chunk_bytes(where, total)
+                        pieces.append(piece)
+                data = np.frombuffer(b"".join(pieces), np.uint8)
         except (RuntimeError, ValueError, OSError, EOFError, zlib.error) as error:
             raise CorruptError(f"{where} does not decode ({name}): {error}. Restore it from a copy.") from error
     return data
-
-
-def _decompress_gzip(data: Bytes, where: str) -> Bytes:
-    """Decompress all members of a gzip stream, piece by piece because it does not declare its size."""
-    pieces, total = [], 0
-    with gzip.GzipFile(fileobj=io.BytesIO(data.tobytes())) as stream:
-        while piece := stream.read(_GZIP_PIECE):
-            total += len(piece)
-            check_chunk_bytes(where, total)
-            pieces.append(piece)
-    return np.frombuffer(b"".join(pieces), np.uint8)
 
 
 _GZIP_PIECE = 1 << 20
@@ -177,37 +172,33 @@ def read_array(files: StoreFiles, path: str, *, sparse: bool = False) -> NDArray
     node = files.node(path)
     if node is None:
         return None
-    with zarr_errors(f"{files.root}/{path}"):
-        return _read_array(files, path, node, sparse=sparse)
-
-
-def _read_array(files: StoreFiles, path: str, node: dict[str, Any], *, sparse: bool) -> NDArray[Any]:
     where = f"{files.root}/{path}"
-    if node.get("node_type") != "array":
-        raise CorruptError(f"{where} is a group; expected an array.")
-    shape = [int(size) for size in node["shape"]]
-    if node.get("data_type") == "string" and len(shape) == 1:
-        texts = VlenArray(files, path, node).read()
-        return np.array([texts[i].tobytes().decode() for i in range(len(texts))], dtype=str).reshape(shape)
-    names = codec_names(node["codecs"])
-    key = _single_chunk_key(node, names, shape)
-    raw = None
-    if key is not None:
-        dtype = np.dtype(str(node["data_type"])).newbyteorder("<")
-        if not math.prod(shape):
-            return np.zeros(shape, dtype)
-        raw = files.read(f"{path}/{key}")
-        if raw is None and not sparse:
-            raise CorruptError(f"{where} declares {shape} values, but its chunk is missing.")
-    if raw is None:
-        (values,) = files.foreign(path)
-        return values if values.dtype.kind not in "UTO" else values.astype(str)
-    data = decompress(raw, names[1:], where)
-    chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
-    expected = math.prod(chunk) * dtype.itemsize
-    if data.size != expected:
-        raise CorruptError(f"{where} has {data.size:,} bytes; expected {expected:,}. It is truncated.")
-    return np.ascontiguousarray(data).view(dtype).reshape(chunk)[: shape[0]]
+    with zarr_errors(where):
+        if node.get("node_type") != "array":
+            raise CorruptError(f"{where} is a group; expected an array.")
+        shape = [int(size) for size in node["shape"]]
+        if node.get("data_type") == "string" and len(shape) == 1:
+            texts = VlenArray(files, path, node).read()
+            return np.array([texts[i].tobytes().decode() for i in range(len(texts))], dtype=str).reshape(shape)
+        names = codec_names(node["codecs"])
+        key = _single_chunk_key(node, names, shape)
+        raw = None
+        if key is not None:
+            dtype = np.dtype(str(node["data_type"])).newbyteorder("<")
+            if not math.prod(shape):
+                return np.zeros(shape, dtype)
+            raw = files.read(f"{path}/{key}")
+            if raw is None and not sparse:
+                raise CorruptError(f"{where} declares {shape} values, but its chunk is missing.")
+        if raw is None:
+            (values,) = files.foreign(path)
+            return values if values.dtype.kind not in "UTO" else values.astype(str)
+        data = decompress(raw, names[1:], where)
+        chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
+        expected = math.prod(chunk) * dtype.itemsize
+        if data.size != expected:
+            raise CorruptError(f"{where} has {data.size:,} bytes; expected {expected:,}. It is truncated.")
+        return np.ascontiguousarray(data).view(dtype).reshape(chunk)[: shape[0]]
 
 
 def _single_chunk_key(node: Mapping[str, Any], names: list[str], shape: list[int]) -> str | None:
@@ -232,25 +223,10 @@ def read_array_bytes(files: StoreFiles, path: str) -> Bytes | None:
     return None if values is None else to_bytes(values)
 
 
-# For few keys, `KeyIndex.find` does not pay: it encodes the complete table in each call.
+# For few keys, `find_keys` does not pay: it encodes the complete table in each call.
 _DICT_LOOKUP_LIMIT = 64
 _CACHED_CHUNKS = 256
 """Number of decoded vlen-bytes chunks kept in memory."""
-
-
-class ChunkArray(Protocol):
-    """A per-chunk array of a level, in either layout."""
-
-    attributes: dict[str, Any]
-
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """Chunks with data, ascending: (n, K)."""
-        ...
-
-    def read(self, keys: NDArray[np.int64]) -> list[Bytes]:
-        """Return the bytes of some chunks; empty for missing ones."""
-        ...
 
 
 class KeyLookup:
@@ -266,7 +242,7 @@ class KeyLookup:
     def find(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row of each key, or -1."""
         if len(wanted) > _DICT_LOOKUP_LIMIT:
-            return KeyIndex(self.keys).find(wanted)
+            return find_keys(self.keys, wanted)
         rows = self._rows
         return np.array([rows.get(tuple(key), -1) for key in wanted.tolist()], np.int64)
 
@@ -285,19 +261,6 @@ def parse_keys(names: Sequence[str], where: str) -> NDArray[np.int64]:
     if n_parts > 1 and any(name.count(".") + 1 != n_parts for name in names):
         raise CorruptError(f"{where} has chunk keys of different lengths.")
     return keys[np.lexsort(keys.T[::-1])]
-
-
-@dataclass(frozen=True)
-class _Pipeline:
-    """Chunk pipeline of an array: inner and outer chunk, compressors of the inner one, or only supported by zarr-python."""
-
-    shape: tuple[int, ...]
-    inner: tuple[int, ...]
-    outer: tuple[int, ...]
-    is_sharded: bool
-    compressors: list[str]
-    is_foreign: bool
-    separator: str
 
 
 class _InnerChunks:
@@ -330,16 +293,18 @@ class _InnerChunks:
             encoding = node.get("chunk_key_encoding") or {}
             separator = (encoding.get("configuration") or {}).get("separator", "/")
             is_supported &= encoding.get("name", "default") == "default"
-            self.pipeline = _Pipeline(shape, inner, outer, is_sharded, names[1:], not is_supported, separator)
-        per_shard = [o // i for o, i in zip(self.pipeline.outer, self.pipeline.inner, strict=True)]
+        self.shape, self.inner, self.is_sharded, self.separator = shape, inner, is_sharded, str(separator)
+        self.compressors = names[1:]  # of an inner chunk
+        self.is_foreign = not is_supported  # whether only zarr-python reads it
+        per_shard = [o // i for o, i in zip(outer, inner, strict=True)]
         self.per_shard = np.array(per_shard, np.int64)
         self.n_slots = math.prod(per_shard)
         self.strides = np.array([math.prod(per_shard[i + 1 :]) for i in range(len(per_shard))], np.int64)
-        self._is_one_shard = all(a <= b for a, b in zip(self.pipeline.shape, self.pipeline.outer, strict=True))
+        self._is_one_shard = all(a <= b for a, b in zip(shape, outer, strict=True))
 
     def read(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
         """Return the decompressed bytes of inner chunks, given by number as (m, rank); None for missing ones."""
-        if not self.pipeline.is_sharded:
+        if not self.is_sharded:
             keys = [self._key(tuple(chunk)) for chunk in chunks.tolist()]
             raw = (
                 list(map(self.files.read, keys))
@@ -348,18 +313,24 @@ class _InnerChunks:
             )
         else:
             raw = self._from_shards(chunks)
-        names = self.pipeline.compressors
-        if not names:
+        if not self.compressors:
             return raw
-        return [None if data is None else decompress(data, names, self.where) for data in raw]
+        return [None if data is None else decompress(data, self.compressors, self.where) for data in raw]
 
     def _key(self, chunk: tuple[int, ...]) -> str:
-        return f"{self.path}/" + self.pipeline.separator.join(["c", *map(str, chunk)])
+        return f"{self.path}/" + self.separator.join(["c", *map(str, chunk)])
 
     def _from_shards(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
         """Look up chunks in the indexes of their shards."""
         result: list[Bytes | None] = [None] * len(chunks)
-        slots, members_of = self._places(chunks)
+        members_of: dict[tuple[int, ...], list[int]] = {}
+        if self._is_one_shard:
+            slots, members_of[(0,) * len(self.strides)] = chunks @ self.strides, list(range(len(chunks)))
+        else:
+            owners = chunks // self.per_shard
+            slots = (chunks - owners * self.per_shard) @ self.strides
+            for i, owner in enumerate(map(tuple, owners.tolist())):
+                members_of.setdefault(owner, []).append(i)
         for owner, members in members_of.items():
             shard = self._shard(owner)
             if shard is None:
@@ -377,16 +348,6 @@ class _InnerChunks:
             for k, piece in zip(stored, pieces, strict=True):
                 result[members[k]] = piece
         return result
-
-    def _places(self, chunks: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[tuple[int, ...], list[int]]]:
-        """Return the slot of each chunk in its shard, and the chunks of each shard."""
-        if self._is_one_shard:
-            return chunks @ self.strides, {(0,) * len(self.strides): list(range(len(chunks)))}
-        owners = chunks // self.per_shard
-        members: dict[tuple[int, ...], list[int]] = {}
-        for i, owner in enumerate(map(tuple, owners.tolist())):
-            members.setdefault(owner, []).append(i)
-        return (chunks - owners * self.per_shard) @ self.strides, members
 
     def _shard(self, owner: tuple[int, ...]) -> Shard | None:
         """Return an open shard, or None if it is not stored."""
@@ -414,11 +375,11 @@ class CellArray:
     def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
         self.attributes = node_attributes(node)
         self._chunks = _InnerChunks(files, path, node)
-        rank = len(self._chunks.pipeline.shape)
+        rank = len(self._chunks.shape)
         self.origin = np.array(self.attributes.get("chunk_grid_origin") or [0] * rank, np.int64)
-        if self.origin.shape != (rank,) or set(self._chunks.pipeline.inner) != {1}:
+        if self.origin.shape != (rank,) or set(self._chunks.inner) != {1}:
             raise CorruptError(f"{self._chunks.where} has an origin or cells that do not fit its {rank} axes.")
-        self._shape = np.array(self._chunks.pipeline.shape, np.uint64)
+        self._shape = np.array(self._chunks.shape, np.uint64)
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
@@ -446,7 +407,7 @@ class CellArray:
             for i, data in zip(inside.tolist(), self.read(keys[inside]), strict=True):
                 result[i] = data
             return result
-        if self._chunks.pipeline.is_foreign:
+        if self._chunks.is_foreign:
             places = [tuple(slice(i, i + 1) for i in cell) for cell in cells.tolist()]
             found = self._chunks.files.foreign(self._chunks.path, places)
             return [np.frombuffer(bytes(value.reshape(-1)[0]), np.uint8) for value in found]
@@ -460,11 +421,11 @@ class VlenArray:
     def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
         self.attributes = node_attributes(node)
         self._chunks = _InnerChunks(files, path, node)
-        if len(self._chunks.pipeline.shape) != 1:
-            raise CorruptError(f"{self._chunks.where} has shape {self._chunks.pipeline.shape}; expected one axis.")
-        self.n_items = self._chunks.pipeline.shape[0]
+        if len(self._chunks.shape) != 1:
+            raise CorruptError(f"{self._chunks.where} has shape {self._chunks.shape}; expected one axis.")
+        self.n_items = self._chunks.shape[0]
         # A chunk may be declared longer than the array; `_decode` allocates memory for `_inner` items.
-        self._inner = min(self._chunks.pipeline.inner[0], max(1, self.n_items))
+        self._inner = min(self._chunks.inner[0], max(1, self.n_items))
         # An item takes at least four bytes in its chunk, so both limits bound the memory for the declared shape.
         check_chunk_bytes(self._chunks.where, 4 * self._inner)
         if self.n_items > MAX_SHARD_CHUNKS * self._inner:
@@ -476,7 +437,7 @@ class VlenArray:
 
     def read(self, rows: NDArray[np.int64] | None = None) -> Blobs:
         """Return some items in the given order, or all of them."""
-        if self._chunks.pipeline.is_foreign:
+        if self._chunks.is_foreign:
             (values,) = self._chunks.files.foreign(self._chunks.path)
             every = concat_blobs([bytes(item) for item in values.tolist()])
             return every if rows is None else concat_blobs([every[i].tobytes() for i in rows.tolist()])
@@ -500,7 +461,7 @@ class VlenArray:
         none = Blobs(EMPTY, np.zeros(inner + 1, np.int64))
         items = none if raw is None else decode_vlen(raw, self._chunks.where)
         # The last chunk may be padded; in any other, further items would shift those of later chunks.
-        if not min(inner, self.n_items - chunk * inner) <= len(items) <= self._chunks.pipeline.inner[0]:
+        if not min(inner, self.n_items - chunk * inner) <= len(items) <= self._chunks.inner[0]:
             raise CorruptError(
                 f"{self._chunks.where} has a chunk of {len(items)} items; expected {inner}. Restore it from a copy."
             )
@@ -530,3 +491,7 @@ class ChunkGroup:
 
     def _read_one(self, path: str) -> Bytes | None:
         return read_array_bytes(self._files, path)
+
+
+ChunkArray: TypeAlias = CellArray | ChunkGroup
+"""A per-chunk array of a level, in either layout."""

@@ -1,6 +1,7 @@
 """Checks of chunks: vertices, fragments, links and their attributes, a few chunks at a time."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from raggedatlas.wings.vectors.geometry import Fragments, level_chunk_shape
 from raggedatlas.wings.vectors.storage.codecs import (
     QUANTISATION_BITS,
     Blobs,
-    Bytes,
     are_tiles,
     concat_blobs,
     corrupt_index_error,
@@ -60,8 +60,16 @@ def walk_level(checker: StoreChecker, number: int, facts: dict[str, Any]) -> Lev
 
 
 def _walk_vertices(checker: StoreChecker, place: Place, array: ChunkArray, level: LevelSummary) -> None:
-    """Count the vertices of every chunk, and check their positions."""
-    positions = _PositionChecks(checker, level)
+    """Count the vertices of every chunk, and check that their positions are finite, and in the chunk."""
+    root = checker.root
+    assert root is not None
+    edges = None
+    with checker.guarded(Place(level.number), "V097"):
+        edges = level_chunk_shape(root, level.facts)
+    # These conventions store a vertex in each chunk that it is used in.
+    repeated = root.cross_chunk != "explicit_links" or root.index_convention == "identity"
+    is_draco = array.attributes.get("encoding") == "draco"
+    dtype = dtype_of(array.attributes)
     # A chunk that cannot be decoded keeps -1, with which later checks skip it.
     level.vertices[:] = -1
     for i, where, blob in checker.blobs(array, level.keys, place):
@@ -70,61 +78,35 @@ def _walk_vertices(checker: StoreChecker, place: Place, array: ChunkArray, level
             checker.report("V009", where, "the chunk is listed, but empty.", "practice")
             continue
         with checker.guarded(where):
-            points, n_faces = _decode_points(checker, where, array, blob)
-            if points is not None:
-                level.vertices[i], level.links[i] = len(points), n_faces
-                positions.check(where, points)
-
-
-def _decode_points(
-    checker: StoreChecker, place: Place, array: ChunkArray, blob: Bytes
-) -> tuple[NDArray[Any] | None, int]:
-    """Return the positions of a chunk, or None if rows are incomplete, and its number of faces in Draco."""
-    if array.attributes.get("encoding") == "draco":
-        points, faces = decode_cell(blob, place.path)
-        return points, len(faces)
-    dtype = dtype_of(array.attributes)
-    if dtype is None or checker.root is None:
-        return None, 0
-    size = dtype.itemsize * checker.root.n_dims
-    if blob.size % size:
-        checker.report("V010", place, f"{blob.size:,} bytes are not a multiple of {size}.")
-        return None, 0
-    return np.ascontiguousarray(blob).view(dtype).reshape(-1, checker.root.n_dims), 0
-
-
-class _PositionChecks:
-    """Checks of the positions of a level's vertices against its chunks."""
-
-    def __init__(self, checker: StoreChecker, level: LevelSummary) -> None:
-        root = checker.root
-        assert root is not None
-        self.checker = checker
-        with checker.guarded(Place(level.number), "V097"):
-            self.edges = level_chunk_shape(root, level.facts)
-        # these conventions store a vertex in each chunk that it is used in
-        self.repeated = root.cross_chunk != "explicit_links" or root.index_convention == "identity"
-        self.rounded = checker.block(Place(level.number, "vertices")).get("encoding") == "draco"
-
-    def check(self, place: Place, points: NDArray[Any]) -> None:
-        """Check that the positions of a chunk are finite, and in the chunk."""
-        finite = np.isfinite(points).all(axis=1)
-        if not finite.all():
-            self.checker.report("V018", place, f"{np.count_nonzero(~finite):,} positions are not finite.")
-        # NaN has no chunk and would be reported as V016 again.
-        points = points[finite]
-        # Draco rounds positions to steps of the widest axis of a cell
-        rounded = self.rounded and len(points)
-        slack = float(np.ptp(points, axis=0).max()) / (2**QUANTISATION_BITS - 1) if rounded else 0.0
-        key = np.asarray(place.chunk)[-points.shape[1] :]
-        if not slack:
-            stray = np.asarray((chunk_coordinates(points, self.edges) != key).any(axis=1))
-        else:
-            under, over = (chunk_coordinates(points + step, self.edges) for step in (-slack, slack))
-            stray = np.asarray(((under > key) | (over < key)).any(axis=1))
-        if stray.any() and not self.repeated:
-            text = f"{np.count_nonzero(stray):,} vertices are outside, e.g. {points[stray][0].tolist()}."
-            self.checker.report("V016", place, text)
+            points: NDArray[Any]
+            if is_draco:
+                points, faces = decode_cell(blob, where.path)
+                level.links[i] = len(faces)
+            elif dtype is None:
+                continue
+            elif blob.size % (size := dtype.itemsize * root.n_dims):
+                checker.report("V010", where, f"{blob.size:,} bytes are not a multiple of {size}.")
+                continue
+            else:
+                points = np.ascontiguousarray(blob).view(dtype).reshape(-1, root.n_dims)
+            level.vertices[i] = len(points)
+            finite = np.isfinite(points).all(axis=1)
+            if not finite.all():
+                checker.report("V018", where, f"{np.count_nonzero(~finite):,} positions are not finite.")
+            # NaN has no chunk and would be reported as V016 again.
+            points = points[finite]
+            if repeated or edges is None:
+                continue
+            key = np.asarray(where.chunk)[-points.shape[1] :]
+            under = over = chunk_coordinates(points, edges)
+            if is_draco and len(points):
+                # Draco rounds positions to steps of the widest axis of a cell.
+                slack = float(np.ptp(points, axis=0).max()) / (2**QUANTISATION_BITS - 1)
+                under, over = (chunk_coordinates(points + step, edges) for step in (-slack, slack))
+            stray = ((under > key) | (over < key)).any(axis=1)
+            if stray.any():
+                text = f"{np.count_nonzero(stray):,} vertices are outside, e.g. {points[stray][0].tolist()}."
+                checker.report("V016", where, text)
 
 
 def _check_attributes(
@@ -195,36 +177,28 @@ def _fragment_indexes(
         fragments: list[Fragments | None]
         together = try_decode_fragments(concat_blobs(blobs))
         if isinstance(together, Fragments):
-            fragments = [_chunk_fragments(together, c) for c in range(len(blobs))]
+            # Explicit lists keep their offsets into all rows.
+            fragments = [
+                Fragments(
+                    np.array([0, b - a]),
+                    together.is_range[a:b],
+                    together.starts[a:b],
+                    together.counts[a:b],
+                    together.rows,
+                )
+                for a, b in pairwise(together.bounds.tolist())
+            ]
         # One damaged index fails all of them; decoded one by one, only that one is reported.
         else:
-            fragments = [_decode_fragments(checker, own, blob) for own, blob in zip(places, blobs, strict=True)]
+            fragments = []
+            for own, blob in zip(places, blobs, strict=True):
+                result = try_decode_fragments(Blobs(blob, np.array([0, blob.size])))
+                fragments.append(result if isinstance(result, Fragments) else None)
+                if not isinstance(result, Fragments):
+                    checker.report_error(own, corrupt_index_error(result[0], blob, "It"), "V026")
         for i, (own, each) in enumerate(zip(places, fragments, strict=True), part.start):
             if each is not None and own not in checker.unread:
                 yield i, own, each
-
-
-def _chunk_fragments(fragments: Fragments, c: int) -> Fragments:
-    """Return the fragments of one chunk; explicit lists keep their offsets into all rows."""
-    a, b = int(fragments.bounds[c]), int(fragments.bounds[c + 1])
-    part = slice(a, b)
-    bounds = np.array([0, b - a])
-    return Fragments(bounds, fragments.is_range[part], fragments.starts[part], fragments.counts[part], fragments.rows)
-
-
-def _decode_fragments(checker: StoreChecker, place: Place, blob: Bytes) -> Fragments | None:
-    """Decode one fragment index; report a fault in the words of the reader."""
-    result = try_decode_fragments(Blobs(blob, np.array([0, blob.size])))
-    if isinstance(result, Fragments):
-        return result
-    checker.report_error(place, corrupt_index_error(result[0], blob, "It"), "V026")
-    return None
-
-
-def _covers_once(fragments: Fragments, n_rows: int) -> bool:
-    """Return whether the fragments of a chunk, whose rows are valid, contain every row exactly once."""
-    rows, _ = fragment_rows(fragments, np.arange(fragments.n_fragments))
-    return bool((np.bincount(rows, minlength=n_rows) == 1).all())
 
 
 def _walk_links(checker: StoreChecker, level: LevelSummary) -> None:
@@ -256,9 +230,11 @@ def _walk_links(checker: StoreChecker, level: LevelSummary) -> None:
                 # zarr-vectors 0.9 omits trailing fragments without links
                 is_short = checker.layout == "0.9" and fragments.n_fragments < n_fragments
                 checker.report("V054", where, text, "practice" if is_short else None)
-            if n_links >= 0 and (
-                lacks_rows(fragments, np.array([n_links])).any() or not _covers_once(fragments, n_links)
-            ):
+            covers = n_links < 0
+            if not covers and not lacks_rows(fragments, np.array([n_links])).any():
+                rows, _ = fragment_rows(fragments, np.arange(fragments.n_fragments))
+                covers = bool((np.bincount(rows, minlength=n_links) == 1).all())
+            if not covers:
                 checker.report("V054", where, f"its fragments do not hold each of {n_links:,} links exactly once.")
     _check_attributes(checker, level, "link_attributes", "V082", level.links, "/" + place.family.split("/", 1)[1])
 

@@ -289,7 +289,8 @@ def check_array_metadata(checker: StoreChecker, number: int) -> None:
             elif name not in names:
                 rule = "V044" if place.family.startswith("group_attributes/") else "V002"
                 checker.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, names))}.")
-            check(checker, place, block)
+            if check is not None:
+                check(checker, place, block)
 
 
 def _check_vertices(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
@@ -381,11 +382,7 @@ def _check_links(checker: StoreChecker, place: Place, block: Mapping[str, Any]) 
         checker.report("V055", family, f"level_delta is {own['level_delta']}; the folder is {delta}.")
 
 
-def _check_nothing(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
-    """Leave the rest to the checks of values."""
-
-
-_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[StoreChecker, Place, Mapping[str, Any]], None]]] = {
+_FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[StoreChecker, Place, Mapping[str, Any]], None] | None]] = {
     "vertices": (("vertices",), _check_vertices),
     "vertex_fragments": (("vertex_fragments",), _check_framed),
     "link_fragments": (("link_fragments",), _check_framed),
@@ -393,11 +390,11 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[StoreChecker, Place, Mappi
     "fragment_attributes": (("fragment_attribute",), _check_attribute),
     "link_attributes": (("link_attribute", "attribute"), _check_attribute),
     "links": (("links",), _check_links),
-    "object_index": (("object_index",), _check_nothing),
-    "object_attributes": (("object_attribute",), _check_nothing),
-    "groups": (("groups",), _check_nothing),
-    "group_attributes": (("groupings_attribute",), _check_nothing),
-    "cross_chunk_links": (("cross_chunk_links",), _check_nothing),
-    "cross_chunk_link_attributes": (("cross_chunk_link_attribute",), _check_nothing),
+    "object_index": (("object_index",), None),
+    "object_attributes": (("object_attribute",), None),
+    "groups": (("groups",), None),
+    "group_attributes": (("groupings_attribute",), None),
+    "cross_chunk_links": (("cross_chunk_links",), None),
+    "cross_chunk_link_attributes": (("cross_chunk_link_attribute",), None),
 }
-"""Family of arrays -> names that ``zv_array`` may have, and the check of its other attributes."""
+"""Family of arrays -> names that ``zv_array`` may have, and the check of its other attributes; None leaves them to those of values."""

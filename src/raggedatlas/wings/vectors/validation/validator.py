@@ -1,11 +1,9 @@
 """Validator of geometry stores: `validate` checks a store once and lists every rule that it breaks."""
 
-import os
-
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.validation import Problems
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Address, Location
 from raggedatlas.wings.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.wings.vectors.validation.chunk_checks import check_kind, walk_level
 from raggedatlas.wings.vectors.validation.metadata_checks import (
@@ -19,7 +17,7 @@ from raggedatlas.wings.vectors.validation.rules import LEVELS, Place, StoreCheck
 
 
 @checked
-def validate(location: Location | str | os.PathLike[str], level: int | str = 5) -> Problems:
+def validate(location: Address, level: int | str = 5) -> Problems:
     """List the rules that a geometry store breaks, in either layout; the reference lists the rules.
 
     Parameters
@@ -69,13 +67,8 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     if not place.holds_files():
         raise NotFoundError(f"{place.uri} does not exist; check the path.")
     checker = StoreChecker(StoreFiles(place), depth)
-    if check_root(checker):
-        _check_levels(checker)
-    return checker.by_rule()
-
-
-def _check_levels(checker: StoreChecker) -> None:
-    """Check every level, then the links of each, then all levels together."""
+    if not check_root(checker):
+        return checker.by_rule()
     numbers: list[int] = []
     with checker.guarded(Place()):
         numbers = checker.files.levels()
@@ -100,7 +93,7 @@ def _check_levels(checker: StoreChecker) -> None:
             readable.append((number, facts))
     # From here on chunks are read. Some rules of level 2, e.g. V043 and V050, are checked only below.
     if checker.depth < 3:
-        return
+        return checker.by_rule()
     for number, facts in readable:
         with checker.guarded(Place(number)):
             checker.levels[number] = walk_level(checker, number, facts)
@@ -111,3 +104,4 @@ def _check_levels(checker: StoreChecker) -> None:
             check_cross_links(checker, seen)
             check_kind(checker, seen)
     check_pyramid(checker)
+    return checker.by_rule()

@@ -350,14 +350,12 @@ class AtlasOptions:
 
     def open_snapshot(self, at: str | None) -> "AtlasView":
         """Open the named snapshot, or the newest; raise `NotFoundError` if there is none."""
+        from raggedatlas.atlas import RaggedAtlas
         from raggedatlas.errors import NotFoundError
 
-        published = self.open_published(at)
-        if published is not None:
-            return published
-        atlas = self.open()
-        if at is not None:
-            return atlas.checkout(parse_version(at))
+        atlas = self.open_at(at)
+        if not isinstance(atlas, RaggedAtlas):
+            return atlas
         known = atlas.list_versions()
         if not known:
             raise NotFoundError(

@@ -192,11 +192,20 @@ BATCH_BYTES = 4 << 20
 class Appender:
     """Appends rows to an array of h5py or zarr, in complete chunks until `flush`.
 
-    `unit` is the number of rows per write; `grows` tells whether the array is resized as rows are appended.
+    `unit` is the number of rows per write; `grows` tells whether the array is resized as rows are appended. `put` takes
+    the first row of each write and its rows; by default they are assigned.
     """
 
-    def __init__(self, array: Any, unit: int, *, grows: bool) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        array: Any,  # noqa: ANN401
+        unit: int,
+        *,
+        grows: bool,
+        put: Callable[[int, NDArray[Any]], None] | None = None,
+    ) -> None:
         self.array, self._unit, self._grows = array, unit, grows
+        self._put = put or self._assign
         self.n_rows = 0
         self._n_written = 0
         self._pending: list[NDArray[Any]] = []
@@ -241,64 +250,8 @@ class Appender:
         if self._grows:
             self.array.resize((self._n_written,))
 
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
+    def _assign(self, start: int, rows: NDArray[Any]) -> None:
         self.array[start : start + len(rows)] = rows
-
-
-class ContiguousAppender(Appender):
-    """Appends to a contiguous HDF5 dataset of final shape, whose space in the file was allocated on creation.
-
-    `writeback` is the flusher of the same file.
-    """
-
-    def __init__(self, dataset: Any, writeback: PageFlusher) -> None:  # noqa: ANN401
-        super().__init__(dataset, 1, grows=False)
-        self._writeback, self._offset = writeback, int(dataset.id.get_offset())
-        self._row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
-
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
-        left = memoryview(np.ascontiguousarray(rows, self.array.dtype).reshape(-1).view(np.uint8).data)
-        self._writeback.write(self._offset + start * self._row_bytes, left)
-
-
-class ChunkAppender(Appender):
-    """Appends to an HDF5 dataset whose chunks span all axes but the first.
-
-    Chunks are compressed in threads instead of by HDF5's filters: `compress` takes the shuffled bytes of one chunk;
-    None for a dataset without filters. `writeback` is the flusher of the same file.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,  # noqa: ANN401
-        compress: Callable[[Any], bytes] | None,
-        writeback: PageFlusher,
-        *,
-        grows: bool,
-    ) -> None:
-        self._chunks: tuple[int, ...] = dataset.chunks
-        self._compress, self._writeback = compress, writeback
-        chunk_bytes = int(np.prod(self._chunks, dtype=np.int64)) * dataset.dtype.itemsize
-        super().__init__(dataset, self._chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
-
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
-        step = self._chunks[0]
-        rows = np.ascontiguousarray(rows)
-        starts = range(0, len(rows), step)
-        n_batches = max(1, min(len(starts), 2 * DECODE_THREADS))
-        batches = [starts[i::n_batches] for i in range(n_batches)]
-
-        def encode(batch: range) -> list[tuple[int, Any]]:
-            chunks = ((at, _whole_chunk(rows[at : at + step], self._chunks).reshape(-1)) for at in batch)
-            if self._compress is None:
-                return [(at, flat.view(np.uint8)) for at, flat in chunks]
-            return [(at, self._compress(shuffle(flat))) for at, flat in chunks]
-
-        encoded = dict(pair for batch in map_decode(encode, batches) for pair in batch)
-        beyond = (0,) * (len(self._chunks) - 1)
-        for at in starts:
-            self.array.id.write_direct_chunk((start + at, *beyond), encoded[at])
-            self._writeback.note(len(encoded[at]))
 
 
 class ShardAppender(Appender):
@@ -318,7 +271,9 @@ class ShardAppender(Appender):
         self._encoded_chunks: list[bytes] = []
         self._n_files = 0
         chunk_bytes = int(np.prod(array.chunks, dtype=np.int64)) * array.dtype.itemsize
-        super().__init__(array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
+        super().__init__(
+            array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows, put=self._encode_rows
+        )
 
     def flush(self) -> None:
         """Write pending rows and resize the array once, because its metadata is a separate file."""
@@ -329,8 +284,8 @@ class ShardAppender(Appender):
     def _lengthen(self) -> None:
         """Do nothing; `flush` resizes the array."""
 
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
-        del start  # chunks are appended in order
+    def _encode_rows(self, _: int, rows: NDArray[Any]) -> None:
+        # Chunks are appended in order.
         step = self._chunk_shape[0]
         rows = np.ascontiguousarray(rows, self.array.dtype.newbyteorder("<"))
 
@@ -423,15 +378,45 @@ class Hdf5Output:
                 group = self._file.require_group(parent) if parent else self._file
                 kind, room = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape)
                 made = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, room, how))
-                return ContiguousAppender(made, self._writeback)
+                offset = int(made.id.get_offset())
+                row_bytes = made.dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+
+                def put(start: int, rows: NDArray[Any]) -> None:
+                    left = memoryview(np.ascontiguousarray(rows, made.dtype).reshape(-1).view(np.uint8).data)
+                    self._writeback.write(offset + start * row_bytes, left)
+
+                return Appender(made, 1, grows=False, put=put)
             made = self._file.create_dataset(path, shape, dtype, chunks=_row_chunks(shape), **self._compression.hdf5)
             return self._chunked(made)
 
     def _chunked(self, made: Any) -> Appender:  # noqa: ANN401  (h5py.Dataset)
-        grows = made.maxshape[0] is None
-        if self._compression.chunk is not None or not self._compression.hdf5:
-            return ChunkAppender(made, self._compression.chunk, self._writeback, grows=grows)
-        return Appender(made, made.chunks[0], grows=grows)
+        """Return what appends to a dataset whose chunks span all axes but the first."""
+        grows, chunks, compress = made.maxshape[0] is None, made.chunks, self._compression.chunk
+        step = chunks[0]
+        if compress is None and self._compression.hdf5:
+            return Appender(made, step, grows=grows)
+
+        def put(start: int, rows: NDArray[Any]) -> None:
+            # In threads instead of by HDF5's filters.
+            rows = np.ascontiguousarray(rows)
+            starts = range(0, len(rows), step)
+            n_batches = max(1, min(len(starts), 2 * DECODE_THREADS))
+            batches = [starts[i::n_batches] for i in range(n_batches)]
+
+            def encode(batch: range) -> list[tuple[int, Any]]:
+                whole = ((at, _whole_chunk(rows[at : at + step], chunks).reshape(-1)) for at in batch)
+                return [
+                    (at, flat.view(np.uint8) if compress is None else compress(shuffle(flat))) for at, flat in whole
+                ]
+
+            encoded = dict(pair for batch in map_decode(encode, batches) for pair in batch)
+            beyond = (0,) * (len(chunks) - 1)
+            for at in starts:
+                made.id.write_direct_chunk((start + at, *beyond), encoded[at])
+                self._writeback.note(len(encoded[at]))
+
+        chunk_bytes = int(np.prod(chunks, dtype=np.int64)) * made.dtype.itemsize
+        return Appender(made, step * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows, put=put)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a complete element."""

@@ -1,9 +1,7 @@
 """Checks of an AnnData: its members and their shapes (A10 to A30), and dataframes and their columns (A70 to A78, A100 to A146)."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -121,15 +119,13 @@ def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> _Axis:
 
 def _names(checker: AnnDataChecker, frame: Node, mapping: Node | None) -> Hashes | None:
     """Return the names of an axis if frames in a mapping are compared with them; if values are read, check that they are unique."""
-    read: Callable[[Node], Hashes | None] = partial(check_unique_names, checker)
-    if not checker.full:
-        members = mapping.children.values() if mapping is not None else ()
-        if not checker.compare or not any(encoding_of(member) == "dataframe" for member in members):
-            return None
-        read = name_hashes
+    members = mapping.children.values() if mapping is not None else ()
     # `guarded` reports an error instead of raising it, so the last line is reached.
     with checker.guarded(frame):
-        return read(frame)
+        if checker.full:
+            return check_unique_names(checker, frame)
+        if checker.compare and any(encoding_of(member) == "dataframe" for member in members):
+            return name_hashes(frame)
     return None
 
 

@@ -471,7 +471,11 @@ def names_node(frame: Node) -> Node | None:
 def name_hashes(frame: Node) -> Hashes | None:
     """Return hashes of the row names of a frame, (n,) uint64; None if there are none."""
     index = names_node(frame)
-    return None if index is None else joined([hash_names(values) for _, values in index.blocks()])
+    return None if index is None else _hash_blocks(index)
+
+
+def _hash_blocks(index: Node) -> Hashes:
+    return np.concatenate([np.empty(0, np.uint64), *(hash_names(values) for _, values in index.blocks())])
 
 
 def hash_names(values: NDArray[Any]) -> Hashes:
@@ -483,20 +487,15 @@ def hash_names(values: NDArray[Any]) -> Hashes:
     return hashes
 
 
-def joined(parts: list[Hashes]) -> Hashes:
-    """Concatenate the hashes of blocks."""
-    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
-
-
 def check_unique_names(checker: AnnDataChecker, frame: Node) -> Hashes | None:
     """Check that the row names of a frame are unique (A29), and return their hashes."""
     index = names_node(frame)
     if index is None:
         return None
-    hashes = joined(checker.read_names.pop(index.path, []))
+    hashes = np.concatenate([np.empty(0, np.uint64), *checker.read_names.pop(index.path, [])])
     # Not collected, or not completely: `check_text` stops at the first invalid UTF-8.
     if len(hashes) != (index.shape or (0,))[0]:
-        hashes = joined([hash_names(values) for _, values in index.blocks()])
+        hashes = _hash_blocks(index)
     ordered = np.sort(hashes)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     known: set[object] = set()

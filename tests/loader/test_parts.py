@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raggedatlas import CellDataset, Loader
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.loader.cells import obs_column
-from raggedatlas.loader.loader import dense_layers, slice_rows
+from raggedatlas.loader.loader import format_block, slice_rows
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.store.runtime import BufferPool
 
@@ -35,9 +35,10 @@ def test_rows_survive_cutting_and_densifying(seed: int, n_rows: int, n_cols: int
     rng = np.random.default_rng(seed)
     dense = rng.poisson(0.7, (n_rows, n_cols)).astype(np.uint16)
     start, stop = sorted(rng.integers(0, n_rows + 1, 2).tolist())
-    made = dense_layers(slice_rows(block_of(dense, rng), start, stop), np.dtype(np.float32), BufferPool(2))
-    np.testing.assert_array_equal(made["counts"], dense[start:stop])
-    np.testing.assert_array_equal(made["twice"], dense[start:stop] * 2.0)
+    part = slice_rows(block_of(dense, rng), start, stop)
+    made = format_block(part, "dense", np.dtype(np.float32), BufferPool(2))
+    np.testing.assert_array_equal(made.layers["counts"], dense[start:stop])
+    np.testing.assert_array_equal(made.layers["twice"], dense[start:stop] * 2.0)
 
 
 @pytest.mark.parametrize("as_", ["csr", "dense"])

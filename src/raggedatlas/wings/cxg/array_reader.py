@@ -249,7 +249,14 @@ def read_columns(folder: AnyPath, columns: Sequence[int], shift: NDArray[Any] | 
     with closing(LazyArray(folder / (XC if split else X))) as opened:
         distinct = np.unique(np.asarray(columns, np.int64))
         if not split and not opened.array.schema.sparse:
-            return _dense_columns(opened, distinct)[:, np.searchsorted(distinct, columns)]
+            if not len(distinct):
+                return np.empty((opened.shape()[0], 0), opened.attribute(ANONYMOUS, "C14"))
+            # In one query, so that shared tiles are decoded once.
+            runs = np.split(distinct, np.flatnonzero(np.diff(distinct) != 1) + 1)
+            wanted = [slice(int(run[0]), int(run[-1])) for run in runs]
+            with tiledb_errors(opened.path):
+                read = query_attributes(opened.array, ANONYMOUS).multi_index[:, wanted][ANONYMOUS]
+            return read[:, np.searchsorted(distinct, columns)]
         with closing(LazyArray(folder / XR)) as by_row:
             n_rows = (by_row if split else opened).shape()[0]
         try:
@@ -262,17 +269,6 @@ def read_columns(folder: AnyPath, columns: Sequence[int], shift: NDArray[Any] | 
             raise
         matrix = matrix[:, np.searchsorted(distinct, columns)] if list(columns) != distinct.tolist() else matrix
         return matrix if shift is None else matrix.toarray() + shift[list(columns)].astype(matrix.dtype)
-
-
-def _dense_columns(opened: LazyArray, columns: NDArray[np.int64]) -> NDArray[Any]:
-    """Read distinct, ascending columns in one query, so that shared tiles are decoded once."""
-    if not len(columns):
-        return np.empty((opened.shape()[0], 0), opened.attribute(ANONYMOUS, "C14"))
-    breaks = np.flatnonzero(np.diff(columns) != 1) + 1
-    runs = [slice(int(run[0]), int(run[-1])) for run in np.split(columns, breaks)]
-    with tiledb_errors(opened.path):
-        read: NDArray[Any] = query_attributes(opened.array, ANONYMOUS).multi_index[:, runs][ANONYMOUS]
-    return read
 
 
 def _columns_at_once(opened: LazyArray, columns: NDArray[np.int64], n_rows: int, *, axis: int) -> Any:  # noqa: ANN401

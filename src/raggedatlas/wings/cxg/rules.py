@@ -51,7 +51,7 @@ _CONVERT = "Write it again, e.g. by raggedatlas convert."
 _TYPED = "Write the column again as float32, int32, uint8 for booleans, or text."
 _JSON = "Write it as JSON text."
 
-_GENERAL = (
+_RULES = (
     Rule("C00", "must", "Every array can be opened and every value decoded: nothing is damaged or truncated.", "Fetch or write the CXG again.", stated=False),
     Rule("C01", "must", "A CXG is a TileDB group.", "Pass the folder with obs, var and X; if the mark of the group was lost in copying, copy it again with hidden and empty files."),
     Rule("C02", "must", "Every dimension is uint32 and begins at 0; the one cell of cxg_group_metadata and uns may be uint64, as in all real files.", _AGAIN),
@@ -60,9 +60,6 @@ _GENERAL = (
     Rule("C05", "practice", "Readers take any filter, order and tile; a tile is no larger than 128 MiB, and no more than 4 Mi cells are one tile of a sparse array, so that parts can be read.", "Write it again with smaller tiles, e.g. by raggedatlas convert."),
     Rule("C06", "should", "The matrix is dense or sparse as its values are: dense from 5 % of non-zero values on, sparse up to 60 %.", "Write it in the other form; raggedatlas convert chooses automatically.", depth="full"),
     Rule("C07", "practice", "Expression values are finite: viewers compute no differences of features with NaN or infinite values.", "Replace them, or leave the features out.", depth="full", stated=False),
-)  # fmt: skip
-
-_ARRAYS = (
     Rule("C10", "must", "obs is a dense array of one axis, the cells, and is completely written.", _AGAIN),
     Rule("C11", "must", "var is a dense array of one axis, the features, and is completely written.", _AGAIN),
     Rule("C12", "must", "Each attribute of obs and var is one named column with one value per row.", "Write each column as an attribute of its own."),
@@ -83,24 +80,15 @@ _ARRAYS = (
     Rule("C27", "must", "uns is an array whose metadata are JSON texts; bytes are never read, since they would have to be unpickled. A group, as in the description of the format, is a matter of practice.", "Write its entries as JSON texts in the metadata of an array."),
     Rule("C28", "must", "Columns are text, 32-bit numbers, codes, or booleans as uint8.", _TYPED),
     Rule("C29", "practice", "spatial in uns is a JSON object of libraries, each with image_properties (resolution, crop_coords, width, height) and scalefactors (spot_diameter_fullres, tissue_hires_scalef), and {} if there is no image: the current Explorer cannot open a CXG with anything else.", _CONVERT, stated=False),
-)  # fmt: skip
-
-_HINTS = (
     Rule("C30", "must", "cxg_schema is a JSON object; index names a column; types are known; categories are unique texts. It is a matter of practice if it is missing, lacks a column, or describes something that is not a column.", "Write cxg_schema as {\"index\": column, column: {\"type\": ...}}."),
     Rule("C31", "must", "Codes are between -1, which is missing, and the last category.", _AGAIN, depth="full"),
     Rule("C32", "practice", "Names in the index of obs and var are unique: of several features with the same name, viewers show one.", "Make them unique, or name another column as the index.", depth="full", stated=False),
-)  # fmt: skip
-
-_MATRIX = (
     Rule("C40", "must", "X has one attribute, which is anonymous.", _AGAIN),
     Rule("C41", "practice", "Only X with two sparse axes, before 0.3.0, has X_col_shift: the current Explorer does not add it and shows other values.", _CONVERT),
     Rule("C42", "must", "There is no X_col_shift with a dense X.", _CONVERT),
     Rule("C43", "must", "X_col_shift has one axis, all features, and one anonymous numeric attribute of the type of X; another type is a matter of practice.", _CONVERT),
     Rule("C44", "must", "Each value is the stored value plus the shift of its column, so every shift is finite.", _AGAIN, depth="full"),
     Rule("C45", "practice", "No X_col_shift is the same as zero for every column, so it does not exist if all are zero.", "Remove X_col_shift.", depth="full"),
-)  # fmt: skip
-
-_METADATA = (
     Rule("C50", "must", "cxg_version exists, is a version, and one of 0.1, 0.2.0 and 0.3.0.", "Set cxg_version to the actual version."),
     Rule("C51", "must", "cxg_properties is a JSON object. title is text and about an http or https address, or null; the Explorer needs them.", _JSON),
     Rule("C52", "practice", "Readers ignore unknown metadata; names that begin with cxg_ are the format's own.", "Rename the key, or correct its spelling."),
@@ -112,7 +100,7 @@ _METADATA = (
 )  # fmt: skip
 
 # Problems are sorted in this order (`Checker.by_rule`), and docs/reference/cxg-rules.md has one row each.
-RULES: dict[str, Rule] = {rule.id: rule for rule in (*_GENERAL, *_ARRAYS, *_HINTS, *_MATRIX, *_METADATA)}
+RULES: dict[str, Rule] = {rule.id: rule for rule in _RULES}
 """Id -> rule, in order."""
 
 _HEAD = """# The rules of a CXG

@@ -187,7 +187,16 @@ class CxgSink:
                 self.options.on_losses(losses)
         for writer in self._embeddings.values():
             writer.finish()
-        self._compute()
+        embedder = self.options.embedder
+        if embedder is not None and embedder.name not in self._embeddings:
+            n_components = max(2, embedder.n_components)
+            coordinates: NDArray[Any] = principal_components(self._main.blocks, self._main.shape, n_components)
+            if embedder.layout is not None:
+                coordinates = np.asarray(embedder.layout(coordinates), np.float32)
+            matrix = SinkMatrix(f"{OBSM}{embedder.name}", "dense", coordinates.dtype, coordinates.shape)
+            computed = _EmbeddingWriter(self._folder / EMB / embedder.name, matrix, self._main.shape[0])
+            computed.append_values(coordinates)
+            computed.finish()
         obs, var = self._tables
         write_table(self._folder / OBS, obs, self._contents.obs)
         write_table(self._folder / VAR, var, self._contents.var)
@@ -325,21 +334,6 @@ class CxgSink:
                     ConversionLoss(key, "converted", f"it is written as {name!r}, and comes back as {back!r}")
                 )
         return names
-
-    def _compute(self) -> None:
-        embedder = self.options.embedder
-        if embedder is None or embedder.name in self._embeddings:
-            return
-        assert self._main is not None
-        coordinates: NDArray[Any] = principal_components(
-            self._main.blocks, self._main.shape, max(2, embedder.n_components)
-        )
-        if embedder.layout is not None:
-            coordinates = np.asarray(embedder.layout(coordinates), np.float32)
-        matrix = SinkMatrix(f"{OBSM}{embedder.name}", "dense", coordinates.dtype, coordinates.shape)
-        writer = _EmbeddingWriter(self._folder / EMB / embedder.name, matrix, self._main.shape[0])
-        writer.append_values(coordinates)
-        writer.finish()
 
 
 class _EmbeddingWriter:

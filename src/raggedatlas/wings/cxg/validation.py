@@ -135,7 +135,20 @@ def _read_matrix(checker: CxgChecker) -> None:
     if x is not None and len(x.axes) == 2 and _is_real(x):
         with checker.guarded(X):
             if not x.sparse and x.is_readable:
-                _read_dense(checker, x)
+                n = n_nonfinite = 0
+                first = ""
+                for start, values in iter_bands(checker, X, x):
+                    n += int(np.count_nonzero(values))
+                    infinite = ~np.isfinite(values)
+                    if not first and infinite.any():
+                        row, column = np.argwhere(infinite)[0]
+                        first = f"cell {start + int(row):,}, feature {int(column):,}"
+                    n_nonfinite += int(np.count_nonzero(infinite))
+                if n_nonfinite:
+                    checker.report("C07", X, _nonfinite_text(n_nonfinite, first))
+                share = n / max(1, x.shape[0] * x.shape[1])
+                if share < SPARSEST:
+                    checker.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
             elif x.sparse and shape is not None:
                 _report_counts(checker, X, _count_entries(checker, X, shape))
     counted = {}
@@ -148,24 +161,16 @@ def _read_matrix(checker: CxgChecker) -> None:
                 _report_counts(checker, name, counted[name])
     # A half that raised is reported as damaged (C00); comparing it would add a false C19.
     if len(counted) == 2:
-        _compare(checker, counted[XR], counted[XC])
-
-
-def _read_dense(checker: CxgChecker, info: ArrayInfo) -> None:
-    n = n_nonfinite = 0
-    first = ""
-    for start, values in iter_bands(checker, X, info):
-        n += int(np.count_nonzero(values))
-        infinite = ~np.isfinite(values)
-        if not first and infinite.any():
-            row, column = np.argwhere(infinite)[0]
-            first = f"cell {start + int(row):,}, feature {int(column):,}"
-        n_nonfinite += int(np.count_nonzero(infinite))
-    if n_nonfinite:
-        checker.report("C07", X, _nonfinite_text(n_nonfinite, first))
-    share = n / max(1, info.shape[0] * info.shape[1])
-    if share < SPARSEST:
-        checker.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
+        by_cell, by_feature = counted[XR], counted[XC]
+        cells = np.flatnonzero(by_cell.cells != by_feature.cells)
+        features = np.flatnonzero(by_cell.features != by_feature.features)
+        if len(cells) or len(features) or by_cell.n != by_feature.n:
+            text = f"{XR} and {XC} have {by_cell.n:,} and {by_feature.n:,} values"
+            if len(cells) or len(features):
+                text += f", {len(cells):,} cells and {len(features):,} features differ"
+            if len(cells) and len(features):
+                text += f", the first cell {cells[0]:,}, the first feature {features[0]:,}"
+            checker.report("C19", XC, f"{text}.")
 
 
 def _nonfinite_text(n: int, first: str) -> str:
@@ -269,7 +274,7 @@ def _digests(block: Block, longest: int) -> NDArray[np.float64]:
         mixed ^= mixed >> shift
         mixed *= factor
     mixed ^= mixed >> _SHIFTS[3]
-    # The sum of `longest` numbers of that many bits stays below 2**53, so `_compare` may use `!=`.
+    # The sum of `longest` numbers of that many bits stays below 2**53, so `_read_matrix` may use `!=`.
     bits = min(32, _EXACT_BITS - longest.bit_length())
     return (mixed & np.uint64((1 << bits) - 1)).astype(np.float64)
 
@@ -292,17 +297,6 @@ def _report_counts(checker: CxgChecker, name: str, counts: EntryCounts) -> None:
     share = counts.n / max(1, counts.shape[0] * counts.shape[1])
     if name != XC and share > DENSEST:
         checker.report("C06", name, f"it is sparse, and {share:.1%} of its values are not zero.")
-
-
-def _compare(checker: CxgChecker, by_cell: EntryCounts, by_feature: EntryCounts) -> None:
-    cells = np.flatnonzero(by_cell.cells != by_feature.cells)
-    features = np.flatnonzero(by_cell.features != by_feature.features)
-    if not len(cells) and not len(features) and by_cell.n == by_feature.n:
-        return
-    numbers = f"{by_cell.n:,} and {by_feature.n:,} values"
-    where = f", {len(cells):,} cells and {len(features):,} features differ" if len(cells) or len(features) else ""
-    first = f", the first cell {cells[0]:,}, the first feature {features[0]:,}" if len(cells) and len(features) else ""
-    checker.report("C19", XC, f"{XR} and {XC} have {numbers}{where}{first}.")
 
 
 ROWS = 1 << 18

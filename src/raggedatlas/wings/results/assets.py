@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
     AssetKind,
@@ -145,10 +144,22 @@ class ResultKind(AssetKind[ResultRecord]):
                     where = all_of(equals("dataset_uid", uid), is_not_null(record.column))
                     own = view.tables.read(CELLS, [f"{record.column}.position"], where)
                     rows.setdefault(record.uid, set()).update(own.column(0).to_pylist())
-        arrays = {
-            one: _rewrite_array(catalog, record, np.array(sorted(rows[one]), np.int64), uid)
-            for one, record in records.items()
-        }
+        arrays: dict[str, dict[str, str]] = {}
+        for one, record in records.items():
+            ((_, spec),) = read_specs(record.as_group()).items()
+            path, dtype = f"layers/without_{uid}", np.dtype(spec.dtype)
+            reader = ArrayReader(catalog.arrays, spec)
+            writer = ArrayWriter(
+                catalog.arrays, f"{record.zarr_group}/{path}", dtype, spec.row_shape, profile=catalog.codec()
+            )
+            purged_rows = np.zeros(spec.n_rows, bool)
+            purged_rows[list(rows[one])] = True
+            step = max(1, _BLOCK_BYTES // max(1, int(np.prod(spec.row_shape)) * dtype.itemsize))
+            for start in range(0, spec.n_rows, step):
+                block = read_slice(reader, start, min(start + step, spec.n_rows))
+                block[purged_rows[start : start + step]] = 0
+                writer.append(block)
+            arrays[one] = array_columns({path: writer.close()}, writer.checksums(path))
 
         def without(record: ResultRecord) -> ResultRecord:
             cells = record.cells_of
@@ -184,23 +195,6 @@ def _wrong_column(record: ResultRecord, schema: pa.Schema) -> str:
     fits = pa.types.is_fixed_size_list(kind) and kind.list_size == record.width
     fits = fits and kind.value_type == pa.from_numpy_dtype(np.dtype(record.dtype))
     return "" if fits else f"the column {record.column!r} holds {kind}, not {record.width} x {record.dtype}"
-
-
-def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int64], uid: str) -> dict[str, str]:
-    ((_, spec),) = read_specs(record.as_group()).items()
-    path = f"layers/without_{uid}"
-    reader = ArrayReader(catalog.arrays, spec)
-    writer = ArrayWriter(
-        catalog.arrays, f"{record.zarr_group}/{path}", np.dtype(spec.dtype), spec.row_shape, profile=catalog.codec()
-    )
-    purged_rows = np.zeros(spec.n_rows, bool)
-    purged_rows[rows] = True
-    step = max(1, _BLOCK_BYTES // max(1, int(np.prod(spec.row_shape)) * np.dtype(spec.dtype).itemsize))
-    for start in range(0, spec.n_rows, step):
-        block = read_slice(reader, start, min(start + step, spec.n_rows))
-        block[purged_rows[start : start + step]] = 0
-        writer.append(block)
-    return array_columns({path: writer.close()}, writer.checksums(path))
 
 
 RESULTS = ResultKind()

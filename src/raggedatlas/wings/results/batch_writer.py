@@ -6,7 +6,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -78,30 +78,25 @@ class FragmentWriter:
             self._n_rows += piece.num_rows
             self._n_bytes += piece.nbytes
             if self._n_rows >= MAX_ROWS or self._n_bytes >= MAX_BYTES:
-                self.finish_file()
-
-    def finish_file(self) -> None:
-        """Finish the current file; the next batch starts a new one."""
-        if self._file is None:
-            return
-        # Cleared before closing, so that `discard` does not close a file again whose closing failed.
-        file, self._file = self._file, None
-        with lance_errors(str(self._path)):
-            file.close()
-        with store_errors(f"finish {self._path}"):
-            size, digest = self._path.stat().st_size, file_digest(self._path)
-        self.fragments.append(Fragment(self._path.name, self._n_rows, size, digest))
+                self.finish()
 
     def finish(self) -> tuple[Fragment, ...]:
-        """Finish all files, and return them in row order."""
-        self.finish_file()
+        """Finish the current file, and return all in row order; the next batch starts a new one."""
+        if self._file is not None:
+            # Cleared before closing, so that `discard` does not close a file again whose closing failed.
+            file, self._file = self._file, None
+            with lance_errors(str(self._path)):
+                file.close()
+            with store_errors(f"finish {self._path}"):
+                size, digest = self._path.stat().st_size, file_digest(self._path)
+            self.fragments.append(Fragment(self._path.name, self._n_rows, size, digest))
         return tuple(self.fragments)
 
     def discard(self, keep: int = 0) -> None:
         """Remove the files of this writer, including the current one, but not the first `keep` finished ones."""
         with contextlib.suppress(OSError, ConflictError):
             # Lance writes to a temporary name until a file is closed.
-            self.finish_file()
+            self.finish()
         for fragment in self.fragments[keep:]:
             (self.folder / fragment.name).unlink(missing_ok=True)
         del self.fragments[keep:]
@@ -125,17 +120,16 @@ def read_batches(
         with lance_errors(path):
             reader = LanceFileReader(path, columns=columns)
             size = min(_READ_ROWS, max(1, _READ_BYTES * fragment.n_rows // fragment.n_bytes))
-            if rows is None:
-                for first in range(0, fragment.n_rows, size):
-                    yield from reader.read_range(
-                        first, min(size, fragment.n_rows - first), batch_size=size
-                    ).to_batches()
-            else:
-                # `rows` ascend, so two bisections cut out those of this file.
-                own_rows = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + fragment.n_rows)] - start
-                for first in range(0, len(own_rows), size):
-                    chunk = own_rows[first : first + size].tolist()
-                    yield from reader.take_rows(chunk, batch_size=size).to_batches()
+            # `rows` ascend, so two bisections cut out those of this file.
+            ends = (start, start + fragment.n_rows)
+            own = None if rows is None else rows[slice(*np.searchsorted(rows, ends))] - start
+            n = fragment.n_rows if own is None else len(own)
+            for first in range(0, n, size):
+                if own is None:
+                    read = reader.read_range(first, min(size, n - first), batch_size=size)
+                else:
+                    read = reader.take_rows(own[first : first + size].tolist(), batch_size=size)
+                yield from read.to_batches()
         start += fragment.n_rows
 
 
@@ -187,14 +181,8 @@ class RunManifest:
         """Return the manifest as JSON."""
         columns = [{"name": each.name, "shape": each.shape, "dtype": each.dtype.name} for each in self.columns]
         files = [asdict(each) for each in self.fragments]
-        document = {
-            "columns": columns,
-            "files": files,
-            "facts": dict(self.facts),
-            "run": self.run,
-            "n_parts": self.n_parts,
-        }
-        return json.dumps(document)
+        more = {"facts": dict(self.facts), "run": self.run, "n_parts": self.n_parts}
+        return json.dumps({"columns": columns, "files": files, **more})
 
 
 def write_manifest(path: Path, manifest: RunManifest) -> None:
@@ -248,14 +236,7 @@ CHECKPOINT_SHARE = 0.05
 class BatchWriter(ABC):
     """Writer of batches to the data files of a results table, in bounded memory.
 
-    Parameters
-    ----------
-    result_dir : pathlib.Path
-        Result folder.
-    facts : mapping of str to str
-        Table metadata.
-    checkpoint : pathlib.Path
-        File that records the finished work while the run is going on.
+    `facts` are table metadata; the file `checkpoint` records the finished work while the run is going on.
     """
 
     def __init__(self, result_dir: Path, facts: Mapping[str, str], checkpoint: Path) -> None:
@@ -266,7 +247,7 @@ class BatchWriter(ABC):
         self._files: FragmentWriter | None = None
         self._resumed: tuple[Fragment, ...] = ()
         self._added: list[Fragment] = []
-        self._checkpoint = checkpoint
+        self._checkpoint, self._manifest = checkpoint, RunManifest(facts=self.facts)
         self._started_at = self._saved_at = time.monotonic()
         self._n_saved = 0
         self._seen = IdHashSet(result_dir / DATABASE)
@@ -375,13 +356,12 @@ class BatchWriter(ABC):
     def _save(self, files: FragmentWriter) -> None:
         """Finish the current file and write a checkpoint."""
         finished = files.finish()
-        write_manifest(self._checkpoint, self._make_manifest((*self._resumed, *finished)))
+        self._write_checkpoint((*self._resumed, *finished))
         # After the checkpoint is written: `_fail` keeps exactly the files that it names.
         self._n_saved, self._saved_at = len(finished), time.monotonic()
 
-    def _make_manifest(self, fragments: tuple[Fragment, ...]) -> RunManifest:
-        """Return the manifest of the finished work."""
-        return RunManifest(self.columns, fragments)
+    def _write_checkpoint(self, fragments: tuple[Fragment, ...]) -> None:
+        write_manifest(self._checkpoint, replace(self._manifest, columns=self.columns, fragments=fragments))
 
     @property
     def is_saved(self) -> bool:
@@ -440,15 +420,7 @@ class BatchWriter(ABC):
     def read_back(
         self, columns: list[str] | None = None, rows: NDArray[np.int64] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Iterate over the rows written so far, as read by Lance, before they become visible.
-
-        Parameters
-        ----------
-        columns : list of str or None
-            Columns to read; None reads all.
-        rows : (k,) int64 or None
-            Rows to read, ascending; None reads all.
-        """
+        """Iterate over the rows written so far, as read by Lance, before they become visible; arguments are those of `read_batches`."""
         return read_batches(self._table / "data", self._finish_files(), columns, rows)
 
     @abstractmethod

@@ -16,7 +16,6 @@ from raggedatlas.store.location import Location
 from raggedatlas.wings.results.data_request import HyraxDataset
 from raggedatlas.wings.results.folder import (
     DATABASE,
-    has_table,
     is_committed,
     open_table,
     replaced_message,
@@ -27,8 +26,6 @@ from raggedatlas.wings.results.row_readers import (
     LanceRowReader,
     ObjectIds,
     PageRowReader,
-    array_reader,
-    is_mapping_enabled,
     lookup_rows,
     map_column,
 )
@@ -49,6 +46,8 @@ if TYPE_CHECKING:
 
 _MAX_IN_MEMORY = 64 * 2**20
 _ITERATION_ROWS = 1024
+_ENVIRONMENT = "RAGGEDATLAS_MAP_RESULTS"
+"""Environment variable that disables memory mapping if it is 0."""
 
 VectorReader = PageRowReader | LanceRowReader
 """Random access to the flattened rows of a column; row numbers are validated here."""
@@ -115,27 +114,22 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         self._location = Location.of(data_location, storage_options)
         if self._location.is_local:
             require_results(self._location.path)
-        self._table = self._open(version)
+        if version is not None and version < 1:
+            raise QueryError(f"version={version}; versions of results count from 1.")
+        try:
+            self._table = open_table(self._location, version)
+        except NotFoundError as error:
+            newest = None if version is None else int(open_table(self._location).version)
+            # Only an older version can have been replaced; a higher one never existed.
+            if version is None or newest is None or newest <= version:
+                raise
+            raise NotFoundError(replaced_message(self._location.uri, version, newest)) from error
         self.version = int(self._table.version)
         self.columns = read_columns(self._table.schema, self._location.uri)
         self._n_rows = int(self._table.count_rows())
         self._column = self.columns[0]
         self._readers: dict[str, VectorReader] = {}
         self._first: VectorReader | None = None
-
-    def _open(self, version: int | None) -> "lance.LanceDataset":
-        if version is not None and version < 1:
-            raise QueryError(f"version={version}; versions of results count from 1.")
-        try:
-            return open_table(self._location, version)
-        except NotFoundError as error:
-            if version is None:
-                raise
-            newest = int(open_table(self._location).version)
-            # Only an older version can have been replaced; a higher one never existed.
-            if newest <= version:
-                raise
-            raise NotFoundError(replaced_message(self._location.uri, version, newest)) from error
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -376,13 +370,14 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
                 if self._mapped and 0 < self._n_rows * column.n_bytes <= _MAX_IN_MEMORY:
                     values = np.empty((self._n_rows, column.n_values), column.dtype)
                     source.span(0, values)
-                    source = array_reader(values)
+                    source = PageRowReader([values.reshape(-1)], [0], [0], [0], column.n_values)
             self._readers[column.name] = source
             self._first = self._readers.get(self._column.name)
         return self._readers[column.name]
 
     def _map(self, column: ResultColumn) -> PageRowReader | None:
-        if not (self._mapped and self._location.is_local and is_mapping_enabled()):
+        allowed = os.environ.get(_ENVIRONMENT, "1").lower() not in {"0", "false", "no", "off"}
+        if not (self._mapped and self._location.is_local and allowed):
             return None
         return map_column(self._table, column, table_path(self._location.path))
 
@@ -403,7 +398,7 @@ def require_results(folder: Path) -> None:
         raise NotFoundError(f"Result folder {folder} does not exist; check the path.")
     if is_committed(folder):
         return
-    if has_table(folder):
+    if table_path(folder).is_dir():
         raise NotFoundError(
             f"{folder} holds incomplete results: a run started to write {DATABASE} and did not commit. Run it again with this "
             "folder, which removes the remains."

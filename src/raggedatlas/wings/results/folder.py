@@ -44,11 +44,6 @@ def is_committed(result_dir: Path) -> bool:
     return any((table_path(result_dir) / "_versions").glob("*.manifest"))
 
 
-def has_table(result_dir: Path) -> bool:
-    """Return whether a run has started to write to the folder, committed or not."""
-    return table_path(result_dir).is_dir()
-
-
 def open_table(location: Location, version: int | None = None) -> "lance.LanceDataset":
     """Open a version of the table of results; None opens the latest. Raises `NotFoundError` if the table or version does not exist."""
     pinned = None if version is None else {TABLE: version}
@@ -100,14 +95,6 @@ def replaced_message(uri: str, version: int, newest: int) -> str:
         f"Version {version} of the results in {uri} was replaced by version {newest} and has been removed; reopen the results. "
         "grace= of ResultDatasetWriter sets how long replaced results are kept."
     )
-
-
-def create_folder(folder: Path) -> list[Path]:
-    """Create a folder with its parents, and return the ones that were missing, innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    with store_errors(f"make {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def remove_empty_folders(folders: list[Path]) -> None:

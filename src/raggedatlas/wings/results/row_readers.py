@@ -1,6 +1,5 @@
 """Row access to one column of a Lance table: from memory-mapped data files, from memory, or through Lance's `take`."""
 
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -89,11 +88,6 @@ class PageRowReader:
             done += k
 
 
-def array_reader(values: NDArray[Any]) -> PageRowReader:
-    """Return a reader over the rows of a ``(n, n_values)`` array."""
-    return PageRowReader([values.reshape(-1)], [0], [0], [0], values.shape[1])
-
-
 class LanceRowReader:
     """Rows read through Lance, in the requested order; sequential single-row reads are served from prefetched blocks.
 
@@ -166,12 +160,6 @@ _PLAIN_PAGE = (
     "has_validity:false,values:Some(CompressiveEncoding{{compression:Some(Flat(Flat{{bits_per_value:{bits},data:None,}},),),}},"
     "),}},),),}},),layers:[RepdefAllValidItem,],details:Some(BitsPerValue({row_bits},),),}},),),}}"
 )
-_ENVIRONMENT = "RAGGEDATLAS_MAP_RESULTS"
-
-
-def is_mapping_enabled() -> bool:
-    """Return whether memory mapping is enabled; ``RAGGEDATLAS_MAP_RESULTS=0`` disables it."""
-    return os.environ.get(_ENVIRONMENT, "1").lower() not in {"0", "false", "no", "off"}
 
 
 def map_column(table: "lance.LanceDataset", column: ResultColumn, folder: Path) -> PageRowReader | None:

@@ -21,14 +21,12 @@ from raggedatlas.wings.results.batch_writer import (
     commit_fragments,
     read_manifest,
     verify_files,
-    write_manifest,
 )
 from raggedatlas.wings.results.folder import (
     DATABASE,
     GRACE,
     WriteLock,
     config_text,
-    create_folder,
     is_committed,
     list_data_files,
     open_table,
@@ -234,12 +232,15 @@ class ResultDatasetWriter(BatchWriter):
         self.original_dataset: Any = None
         self._parts: list[ResultPart] = []
         self._grace = grace
-        self._manifest = RunManifest(facts=self.facts)
-        self._created_folders = create_folder(self.result_dir / DATABASE)
+        database = self.result_dir / DATABASE
+        # Those that are missing, innermost first.
+        self._created_folders = [path for path in (database, *database.parents) if not path.exists()]
+        with store_errors(f"make {database}"):
+            database.mkdir(parents=True, exist_ok=True)
         self._replaced: int | None = None
         try:
             # Before the folder is looked at, so that what is found there does not change afterwards.
-            self._lock = WriteLock(self.result_dir / DATABASE)
+            self._lock = WriteLock(database)
         except BaseException:
             remove_empty_folders(self._created_folders)
             raise
@@ -298,9 +299,6 @@ class ResultDatasetWriter(BatchWriter):
 
     def _make_parts(self, run: str, n: int, first: int = 0) -> list[ResultPart]:
         return [ResultPart(str(self.result_dir.absolute()), run, first + k) for k in range(n)]
-
-    def _make_manifest(self, fragments: tuple[Fragment, ...]) -> RunManifest:
-        return replace(self._manifest, columns=self.columns, fragments=fragments)
 
     @property
     def is_saved(self) -> bool:
@@ -363,7 +361,7 @@ class ResultDatasetWriter(BatchWriter):
         self._manifest = replace(self._manifest, run=run, n_parts=len(self._parts))
         own = () if self._files is None else self._files.fragments[: self._n_saved]
         # Before the parts are handed out: only a checkpoint that names the run lets their files be resumed.
-        write_manifest(self._checkpoint, self._make_manifest((*self._resumed, *own)))
+        self._write_checkpoint((*self._resumed, *own))
         return parts
 
     def _require_open(self) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -118,18 +118,17 @@ def as_table(obs: "pa.Table | pd.DataFrame", id_column: str) -> pa.Table:
         frame.columns = frame.columns.map(str)
         index = pa.array([str(value) for value in frame.index], pa.string())
         # By position: names may be equal as text, and `frame[name]` would then be several columns.
-        columns = {name: _from_pandas(frame.iloc[:, i]) for i, name in enumerate(frame.columns)}
-        return pa.table({id_column: index, **{name: values for name, values in columns.items() if values is not None}})
+        columns: dict[str, pa.Array] = {}
+        for i, name in enumerate(frame.columns):
+            series = frame.iloc[:, i]
+            try:
+                columns[name] = pa.Array.from_pandas(series)
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+                texts = [None if value is None else str(value) for value in series]
+                columns[name] = pa.array(texts, pa.string())
+        return pa.table({id_column: index, **columns})
     if id_column not in obs.column_names:
         raise NotFoundError(
             f"The table of metadata has no column {id_column!r} with the ids; it has {obs.column_names[:20]}."
         )
     return obs
-
-
-def _from_pandas(series: "pd.Series[Any]") -> pa.Array | None:
-    try:
-        values = pa.Array.from_pandas(series)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        values = pa.array([None if value is None else str(value) for value in series], pa.string())
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 from raggedatlas.catalog.catalog import create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.ingest.add import add
 from raggedatlas.loader import cells
 from raggedatlas.query.query import Query
@@ -56,7 +56,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     catalog = create_catalog(Location(str(tmp_path_factory.mktemp("loader") / "atlas")))
     add(catalog, make_file("first", 40, 1), {"name": "first", "spaces": {"obsm/proteins": "protein_abundance"}}, False)
     add(catalog, make_file("second", 30, 2), {"name": "second"}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    query = Query(catalog.at(snapshot(catalog)))
     result = query.to_anndata()
     return Small(query, result.X.toarray(), result.obs)
 

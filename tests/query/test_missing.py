@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.errors import QueryError, UnknownValueWarning
 from raggedatlas.formats.subset import filter_cells
 from raggedatlas.ingest.add import add
@@ -89,7 +89,7 @@ def atlas_of(folder: Path, obs: pd.DataFrame, name: str = "one") -> Query:
     catalog = create_catalog(Location(str(folder)))
     file = ad.AnnData(np.ones((len(obs), 1), np.float32), obs=obs, var=pd.DataFrame(index=["CD4"]))
     add(catalog, file, {"name": name}, False)
-    return Query(open_snapshot(catalog, snapshot(catalog)))
+    return Query(catalog.at(snapshot(catalog)))
 
 
 @pytest.mark.nightly
@@ -210,7 +210,7 @@ def test_every_output_shows_one_table_by_which_its_cells_are_found(taken: list[s
     with TemporaryDirectory() as folder:
         catalog = create_catalog(Location(f"{folder}/atlas"))
         add(catalog, file, {"name": "one"}, False)
-        query = Query(open_snapshot(catalog, snapshot(catalog)))
+        query = Query(catalog.at(snapshot(catalog)))
         shown = query.layers("counts").to_anndata().obs
         table = query.to_pandas()
         assert set(shown) - set(table) == {"layout_uid"}

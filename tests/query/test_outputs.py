@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import raggedatlas
 from raggedatlas.catalog.catalog import CELLS, create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
 from raggedatlas.ingest.add import add
 from raggedatlas.query.identity import FeatureIdentity
@@ -480,7 +480,7 @@ def test_without_a_common_layer_all_that_reads_no_value_works(tmp_path: Path) ->
         obs = pd.DataFrame({"kind": ["B", "T"] * (n // 2)}, index=[f"{name}{i}" for i in range(n)])
         made = ad.AnnData(values.reshape(n, 2), obs=obs, var=pd.DataFrame(index=["g", "h"]))
         add(catalog, made, {"name": name}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    query = Query(catalog.at(snapshot(catalog)))
     assert query.count() == len(query.to_pandas()) == 12
     assert query.count("kind").tolist() == [6, 6]
     assert len(query.search("B", column="kind").to_arrow()) == 6
@@ -533,7 +533,7 @@ def test_times_are_written_as_text(tmp_path: Path) -> None:
     file.obs_names = ["c1", "c2", "c3"]
     file.obs["at"] = pd.to_datetime(["2024-03-01", "2024-01-01", "2024-02-01"])
     add(catalog, file, {"name": "a"}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    query = Query(catalog.at(snapshot(catalog)))
     assert list(query.order_by("at").to_pandas()["cell_name"]) == ["c2", "c3", "c1"]
     assert (
         query.where(col("at") > dt.date(2024, 1, 15)).count()
@@ -551,7 +551,7 @@ def test_infinite_values_of_dense_layers_stay_infinite(tmp_path: Path) -> None:
     file = ad.AnnData(sp.csr_matrix((2, 1), dtype=np.float32), var=pd.DataFrame(index=["g"]), obsm={"X_pca": values})
     catalog = create_catalog(Location(str(tmp_path / "atlas")))
     add(catalog, file, {"name": "one", "spaces": {"obsm/X_pca": "embedding"}}, False)
-    found = Query(open_snapshot(catalog, snapshot(catalog))).spaces("embedding").aggregate("dataset")
+    found = Query(catalog.at(snapshot(catalog))).spaces("embedding").aggregate("dataset")
     np.testing.assert_array_equal(found.layers["sum"], [[np.inf, 1, -np.inf]])
 
 

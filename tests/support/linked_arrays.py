@@ -48,7 +48,7 @@ def link_hdf5(
         linker = Linker(source_of(opened[name]), file)
         (spec,) = linker.add("X").values()
         made = linker.references()
-    objects = replace(made.objects, etags=(etag,), **({"modified": np.array([0])} if place else {}))
+    objects = replace(made.objects, etags=(etag,), modified=np.array([0]) if place else made.objects.modified)
     references = References(objects, {name: made.arrays["X/data"]})
     return linked_reader(
         store, place or Location(str(file)), references, name, shape=spec.shape, dtype=spec.dtype, chunks=spec.chunk_shape,

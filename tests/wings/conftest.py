@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas import Query, ResultDataset, ResultDatasetWriter
 from raggedatlas.catalog.catalog import create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.ingest.add import add
 from raggedatlas.store.location import Location
 
@@ -58,7 +58,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     catalog = create_catalog(Location(str(folder)))
     for name, n in (("first", 40), ("second", 33)):
         add(catalog, make_file(name, n, n), {"name": name, "spaces": {"obsm/X_z": "embedding"}}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    query = Query(catalog.at(snapshot(catalog)))
     result = query.to_anndata()
     return Small(folder, query, result.X.toarray().astype(np.float32), result.obs)
 

@@ -90,7 +90,7 @@ def like(kind: Any, name: str, *names: str, metavar: str | None = None, text: st
 def described(name: str) -> str:
     """Return the first sentence of the description of an option of `add`, without its full stop."""
     # Here, as most commands do without.
-    from raggedatlas.ingest.options import AddChoices, AddOptions
+    from raggedatlas.model.options import AddChoices, AddOptions
 
     docs = "\n".join(inspect.getdoc(kind) or "" for kind in (AddOptions, AddChoices))
     # Absent with `python -OO`.
@@ -376,10 +376,9 @@ class AtlasOptions:
         catalog = open_catalog(self.location)
         if at is None:
             return catalog.current()
-        from raggedatlas.catalog.snapshots import open_snapshot
         from raggedatlas.catalog.versions import find_version
 
-        return open_snapshot(catalog, find_version(catalog, parse_version(at)))
+        return catalog.at(find_version(catalog, parse_version(at)))
 
 
 def _ask(address: str) -> bool:

@@ -2,7 +2,6 @@
 
 import gzip
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ MOST_BYTES = 2**28
 _GZIP = b"\x1f\x8b"
 
 
-def read_gmt(path: Address, storage_options: Mapping[str, str] | None = None) -> dict[str, tuple[str, ...]]:
+def read_gmt(path: Address) -> dict[str, tuple[str, ...]]:
     """Read gene sets: on each line a name, a description and the genes, separated by tabs.
 
     The file is plain or gzipped, here, in an object store or on a web server, and at most 256 MiB unpacked. The result
     has the genes of each set, in the order of the file.
     """
-    with local_copy(path, storage_options) as place:
+    with local_copy(path) as place:
         text = _text_of(place)
     found: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(text.splitlines(), 1):

@@ -335,15 +335,6 @@ def _trigrams(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return keys & 0xFFFFFF, np.searchsorted(keys >> 24, np.arange(len(padded) + 1))
 
 
-def join_terms(tables: Sequence[Terms]) -> Terms:
-    """Return the terms of several ontologies as one table."""
-    if len(tables) == 1:
-        return tables[0]
-    return Terms(
-        tuple(info for table in tables for info in table.infos), pa.concat_tables([table.rows for table in tables])
-    )
-
-
 @dataclass(frozen=True)
 class TermColumns:
     """The columns of the cell table that say which term a cell has: of ids, of labels, or both."""
@@ -387,7 +378,11 @@ class TermSource:
                 f"{term} is a term of {own}, and {columns.name!r} is asked for terms of {', '.join(chosen)}; say ontology={own!r} to ask "
                 "for it all the same, or ask another column."
             )
-        return join_terms([self.read(name) for name in chosen])
+        tables = [self.read(name) for name in chosen]
+        if len(tables) == 1:
+            return tables[0]
+        infos = tuple(info for table in tables for info in table.infos)
+        return Terms(infos, pa.concat_tables([table.rows for table in tables]))
 
     def _named(self, ontology: str, known: dict[str, str]) -> str:
         found = known.get(ontology.casefold())

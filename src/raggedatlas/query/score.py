@@ -25,7 +25,7 @@ from raggedatlas.query.read import ReadPlan
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import calling_level
-from raggedatlas.store.location import Address
+from raggedatlas.store.location import Address, with_options
 
 if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
@@ -211,7 +211,7 @@ def score(
     """Score sets of features for each cell; see `Query.score`."""
     from scipy.sparse import csc_array
 
-    given = sets if isinstance(sets, Mapping) else read_gmt(sets, catalog.location.storage_options)
+    given = sets if isinstance(sets, Mapping) else read_gmt(with_options(sets, catalog.location.storage_options))
     members = {name: weigh_members(name, given[name], options) for name in given}
     if not members:
         raise QueryError("score() got no set; give a mapping such as {'B cell': ['CD79A', 'MS4A1']}.")

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from raggedatlas.errors import AtlasError, DuplicateError, LimitError, NotFoundError, StoreError
@@ -19,15 +19,13 @@ LAST = ("obs/", "__tiledb_group.tdb", "__group/", ".zmetadata", ".zgroup", "zarr
 
 
 @contextlib.contextmanager
-def local_copy(
-    address: Address, storage_options: Mapping[str, str] | None = None, *, beside: Iterable[str] = ()
-) -> Iterator[Path]:
+def local_copy(address: Address, *, beside: Iterable[str] = ()) -> Iterator[Path]:
     """Give the local path of a file or folder; one that is remote is copied for as long as the block runs.
 
     `beside` names files in the same folder, which are copied as well where they exist. Whether a local path exists is
     not checked. Raises `LimitError` for more than `MOST_COPIED` bytes, before they are fetched.
     """
-    path = as_path(address, storage_options)
+    path = as_path(address)
     if isinstance(path, Path):
         yield path
         return
@@ -112,15 +110,13 @@ def _local_parts(path: Location, key: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def local_target(
-    address: Address, storage_options: Mapping[str, str] | None = None, *, overwrite: bool = False
-) -> Iterator[Path]:
+def local_target(address: Address, *, overwrite: bool = False) -> Iterator[Path]:
     """Give the local path to write a file or folder to; for an object store a temporary one, uploaded at the end.
 
     `overwrite` says whether what is in the object store may be replaced, which is checked before and after the block;
     for a local target the block decides. A web server is refused before anything is written.
     """
-    path = as_path(address, storage_options)
+    path = as_path(address)
     if isinstance(path, Path):
         yield path
         return

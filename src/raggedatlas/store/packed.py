@@ -23,16 +23,6 @@ class PackedCodec(ArrayBytesCodec):
 
     Every chunk is self-contained; ``docs/reference/packed-codec.md`` describes it byte by byte. It takes no settings
     and takes the place of the ``bytes`` codec, best followed by ``crc32c``.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> array = zarr.create_array(
-    ...     {}, shape=(5,), chunks=(5,), dtype="uint32", serializer=PackedCodec(), compressors=None
-    ... )
-    >>> array[:] = np.array([3, 1, 4, 1, 5])
-    >>> array[1:4].tolist()
-    [1, 4, 1]
     """
 
     is_fixed_size = False

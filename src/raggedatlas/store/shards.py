@@ -69,11 +69,6 @@ def join_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDA
     return starts[np.append(True, new)[: starts.size]], ends[np.append(new, True)[: ends.size]]
 
 
-def shards_path(path: str) -> str:
-    """Return the path of the folder of an array's shards."""
-    return f"{path}/c"
-
-
 def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
     """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
     return "/".join(["c", str(shard), *("0" for _ in row_shape)])
@@ -352,11 +347,6 @@ def cheap_gap(starts: NDArray[np.int64], ends: NDArray[np.int64], most: int) -> 
 
     `starts` and `ends`, (n,), are the ranges, in any order. `most` bytes are fetched in the time of another request;
     the gap is never larger.
-
-    Examples
-    --------
-    >>> cheap_gap(np.array([0, 1_010, 9_000]), np.array([1_000, 2_000, 10_000]), 1 << 20)
-    10
     """
     order = np.argsort(starts)
     gaps = np.sort(np.clip(starts[order][1:] - np.maximum.accumulate(ends[order])[:-1], 0, None))

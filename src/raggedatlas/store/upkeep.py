@@ -52,12 +52,6 @@ def choose_fragments(fragments: Sequence[Size]) -> set[int]:
 
     So every row is rewritten as often as the logarithm of the size of a large fragment says, and a large fragment and
     few new rows are never rewritten together. `fragments` are all of the table, in its order.
-
-    Examples
-    --------
-    >>> rows = [2_000_000, 500_000, 10, 10]
-    >>> sorted(choose_fragments([Size(i, n) for i, n in enumerate(rows)]))
-    [2, 3]
     """
     chosen = {f.number for f in fragments if _many_deleted(f)}
     run: list[Size] = []
@@ -88,11 +82,6 @@ def parts_to_merge(parts: Sequence[int], n_new: int) -> int:
     """Return how many of the last parts of an index to merge with new rows: those not much larger than what follows.
 
     `parts` are the rows that each part covers, oldest first; `n_new` rows are covered by none.
-
-    Examples
-    --------
-    >>> parts_to_merge([5_000_000, 200_000, 150_000], 100_000)
-    2
     """
     n = 0
     for rows in reversed(parts):

@@ -70,7 +70,7 @@ def test_three_real_runs_become_one_cxg(tmp_path: Path, data_dir: Path) -> None:
     query = RaggedAtlas.checkout_latest(tmp_path / "atlas").query()
     made = query.write(str(tmp_path / "lung.cxg"), compute_embedding="pca", title="Lung")
     expected = query.to_anndata()
-    assert detect(made).layout == "split"
+    assert detect(Path(made)).layout == "split"
     source = open_source(made)
     back = source.element("X")
     assert (back != expected.X).nnz == 0

@@ -292,14 +292,14 @@ class PreparedCxg:
     written: bool  # False if the input can be served unchanged
 
 
-def is_servable(path: str | os.PathLike[str]) -> bool:
+def is_servable(path: Path) -> bool:
     """Return whether cellxgene 0.16.8 can serve a CXG unchanged: version 0.2.0 or older, with X as one array.
 
     Examples
     --------
     >>> import raggedatlas as ra
     >>> path = tempfile.mkdtemp() + "/x.cxg"
-    >>> is_servable(ra.copy("tests/data/pbmc68k_reduced.h5ad", path))
+    >>> is_servable(Path(ra.copy("tests/data/pbmc68k_reduced.h5ad", path)))
     False
     """
     from raggedatlas.wings.cxg.inspection import detect

@@ -73,12 +73,11 @@ def is_named_cxg(path: AnyPath) -> bool:
     return path.suffix == ".cxg" or (isinstance(path, Path) and is_cxg(path))
 
 
-def detect(path: Address) -> Detection:
+def detect(path: AnyPath) -> Detection:
     """Detect version and layout of a CXG; an unknown version or a missing matrix is no error.
 
     Raises C01 if it is not a CXG, C00 if its metadata cannot be opened.
     """
-    path = as_path(path)
     if not path.exists():
         raise NotFoundError(f"File or folder {path} does not exist; check the path.")
     if not is_cxg(path):

@@ -13,7 +13,7 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 from raggedatlas.formats.soma import tiledb_kind
-from raggedatlas.store.location import Address, AnyPath
+from raggedatlas.store.location import AnyPath
 from raggedatlas.wings.cxg.array_reader import (
     DenseArray,
     LazyArray,
@@ -66,7 +66,7 @@ from raggedatlas.wings.cxg.unstructured import from_json, restore_arrays
 
 
 def cxg_source(
-    path: Address, version: str | None = None, *, allow_unknown: bool = False, uns: bool = True
+    path: AnyPath, version: str | None = None, *, allow_unknown: bool = False, uns: bool = True
 ) -> "CxgSource":
     """Open a CXG of any version and layout.
 
@@ -76,7 +76,7 @@ def cxg_source(
 
     Examples
     --------
-    >>> source = cxg_source("pbmc3k.cxg")  # doctest: +SKIP
+    >>> source = cxg_source(Path("pbmc3k.cxg"))  # doctest: +SKIP
     >>> source.columns(["MS4A1", "CD8A"]).shape  # doctest: +SKIP
     (2638, 2)
     """
@@ -139,7 +139,8 @@ class CxgSource(CompositeSource):
         --------
         >>> import raggedatlas as ra
         >>> import tempfile
-        >>> source = cxg_source(ra.copy("tests/data/pbmc68k_reduced.h5ad", tempfile.mkdtemp() + "/x.cxg"))
+        >>> from pathlib import Path
+        >>> source = cxg_source(Path(ra.copy("tests/data/pbmc68k_reduced.h5ad", tempfile.mkdtemp() + "/x.cxg")))
         >>> [(first, values.shape) for first, values in source.column_blocks(400)]
         [(0, (300, 400)), (400, (300, 365))]
         >>> source.close()

@@ -170,9 +170,18 @@ def make_geometry(
         chunks = tuple(float(edge) * times for edge, times in zip(grid.chunk_shape, ratio, strict=True))
         # Called for its error: bins of every level must divide its chunks (V100).
         bins_per_chunk(chunks, bins)
-        place = {"bin_shape": bins, "chunk_shape": chunks, "bin_ratio": [int(times) for times in step.bin_ratio]}
+        check_choice("method", step.method, METHODS)
+        if not 0 < step.sparsity <= 1:
+            raise SourceError(f"sparsity is {step.sparsity}; expected a fraction in (0, 1].")
+        facts = {
+            "bin_shape": list(bins),
+            "bin_ratio": [int(times) for times in step.bin_ratio],
+            "chunk_shape": list(chunks),
+            "coarsening_method": step.method,
+            "object_sparsity": float(step.sparsity),
+        }
         cuts.append(chunk_shapes(step.shapes, replace(grid, chunk_shape=chunks, bin_shape=bins)))
-        levels.append(_coarse_level(cuts[-1].level, step, place, levels[0]))
+        levels.append(_with_all_objects(replace(cuts[-1].level, metadata=facts), levels[0]))
     levels = _add_cross_level_links(levels, cuts, coarser, cutting.cross_level_storage)
     convention = "explicit" if shapes.kind in ("graph", "mesh", "skeleton") else "implicit_sequential"
     if omits_parent_links(shapes, grid):
@@ -284,22 +293,12 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise SourceError(f"{name} is {value!r}; expected one of {', '.join(choices)}.")
 
 
-def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest: Level) -> Level:
-    """Return a coarser level with its metadata and an index that lists every object of the finest level."""
-    check_choice("method", step.method, METHODS)
-    if not 0 < step.sparsity <= 1:
-        raise SourceError(f"sparsity is {step.sparsity}; expected a fraction in (0, 1].")
-    metadata: dict[str, Any] = {
-        "bin_shape": list(place["bin_shape"]),
-        "bin_ratio": place["bin_ratio"],
-        "chunk_shape": list(place["chunk_shape"]),
-        "coarsening_method": step.method,
-        "object_sparsity": float(step.sparsity),
-    }
+def _with_all_objects(level: Level, finest: Level) -> Level:
+    """Return a coarser level with an index that lists every object of the finest level."""
     if finest.objects is None or level.objects is None:
-        return replace(level, metadata=metadata)
+        return level
     # All levels list the same objects, so the count of the finest is that of the parent, as V101 requires.
-    metadata |= {"preserves_object_ids": True, "inherited_num_objects": finest.objects.n_objects}
+    counted = {"preserves_object_ids": True, "inherited_num_objects": finest.objects.n_objects}
     objects, ids = level.objects, finest.objects.ids
     stray = np.setdiff1d(objects.ids, ids)
     if stray.size:
@@ -310,7 +309,7 @@ def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest
     counts[at] = np.diff(objects.bounds)
     attributes = {name: pad_attribute(attribute, at, len(ids)) for name, attribute in level.object_attributes.items()}
     index = replace(objects, ids=ids, bounds=counts_to_offsets(counts))
-    return replace(level, objects=index, object_attributes=attributes, metadata=metadata)
+    return replace(level, objects=index, object_attributes=attributes, metadata={**level.metadata, **counted})
 
 
 def _add_cross_level_links(

@@ -95,7 +95,13 @@ def read_shapes(
         )
     parts = [shapes for _, shapes in read]
     for family in ("vertex", "link", "object"):
-        _refuse_unlike([getattr(part, f"{family}_attributes") for part in parts])
+        tables: list[Attributes] = [getattr(part, f"{family}_attributes") for part in parts]
+        for key in dict.fromkeys(key for table in tables for key in table):
+            same = [table[key] for table in tables if key in table]
+            if len({(a.values.shape[1:], a.values.dtype.kind in "US", "categories" in a.metadata) for a in same}) > 1:
+                raise QueryError(
+                    f"The attribute {key!r} has different shapes or types in the touched stores; leave it out with attributes=[...]."
+                )
     joined = parts[0] if len(parts) == 1 else join_shapes(parts)
     rows = np.concatenate([rows for rows, _ in read])
     order = np.argsort(rows, kind="stable")
@@ -194,36 +200,6 @@ def _spread_objects(shapes: Shapes, at: NDArray[np.int64], n: int, ids: NDArray[
     )
 
 
-def _refuse_unlike(parts: Sequence[Attributes]) -> None:
-    """Refuse attributes of one name that cannot be joined."""
-    for name in dict.fromkeys(name for attributes in parts for name in attributes):
-        own = [attributes[name] for attributes in parts if name in attributes]
-        unlike = {(a.values.shape[1:], a.values.dtype.kind in "US", "categories" in a.metadata) for a in own}
-        if len(unlike) > 1:
-            raise QueryError(
-                f"The attribute {name!r} has different shapes or types in the touched stores; leave it out with attributes=[...]."
-            )
-
-
-def _parse_box(bbox: ArrayLike) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the corners of a box of 2 to 4 axes: ``(xmin, ymin, xmax, ymax)`` or ``((xmin, ymin), (xmax, ymax))``."""
-    try:
-        flat = np.asarray(bbox, np.float64).ravel()
-    except (TypeError, ValueError) as error:
-        raise QueryError(f"within({bbox!r}): a box is numbers, (xmin, ymin, xmax, ymax).") from error
-    n = len(flat) // 2
-    if len(flat) % 2 or not 2 <= n <= len(AXES):
-        raise QueryError(
-            f"within() got {len(flat)} numbers; a box of 2 to 4 axes has 4, 6 or 8: (xmin, ymin, xmax, ymax), the least corner first."
-        )
-    lo, hi = flat[:n], flat[n:]
-    if np.isnan(flat).any() or (lo > hi).any():
-        raise QueryError(
-            f"within({flat.tolist()}): the box ends before it begins, or holds NaN; the least corner comes first."
-        )
-    return tuple(lo.tolist()), tuple(hi.tolist())
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Within(Filter):
     """Cells whose shape intersects a box."""
@@ -287,21 +263,34 @@ class Within(Filter):
 
 
 def within(spec: QuerySpec, catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
-    """Make the filter of `Query.within`, after checking the arguments.
+    """Make the filter of `Query.within`, after checking the arguments; `bbox` is ``(xmin, ymin, xmax, ymax)`` or a pair of corners.
 
     Also raises `QueryError` if a cell that the query has chosen so far has shapes in several of the stores.
     """
     if by not in {"bbox", "centroid", "exact"}:
         raise QueryError(f"within takes by='bbox', 'centroid' or 'exact', not {by!r}.")
-    lo, hi = _parse_box(bbox)
+    try:
+        flat = np.asarray(bbox, np.float64).ravel()
+    except (TypeError, ValueError) as error:
+        raise QueryError(f"within({bbox!r}): a box is numbers, (xmin, ymin, xmax, ymax).") from error
+    n = len(flat) // 2
+    if len(flat) % 2 or not 2 <= n <= len(AXES):
+        raise QueryError(
+            f"within() got {len(flat)} numbers; a box of 2 to 4 axes has 4, 6 or 8: (xmin, ymin, xmax, ymax), the least corner first."
+        )
+    lo, hi = flat[:n], flat[n:]
+    if np.isnan(flat).any() or (lo > hi).any():
+        raise QueryError(
+            f"within({flat.tolist()}): the box ends before it begins, or holds NaN; the least corner comes first."
+        )
     name = default_geometry(catalog) if name is None else name
     records = GEOMETRY.find(catalog, name)
     for record in records:
-        if len(record.axes) < len(lo):
+        if len(record.axes) < n:
             raise QueryError(
-                f"within() got a box of {len(lo)} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
+                f"within() got a box of {n} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
             )
-    found = Within(lo, hi, name, tuple(records), by, catalog)  # type: ignore[arg-type]
+    found = Within(tuple(lo.tolist()), tuple(hi.tolist()), name, tuple(records), by, catalog)  # type: ignore[arg-type]
     having = [(uid, record.name) for record in found.records for uid in record.cells_of]
     # The cells are read only if a dataset has several of the stores, as only then a cell can.
     if len({uid for uid, _ in having}) < len(set(having)):

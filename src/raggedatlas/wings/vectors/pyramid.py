@@ -164,13 +164,11 @@ def nearest_kept(points: NDArray[np.float64], kept: NDArray[np.bool_]) -> NDArra
 
     If there is none on one side, return the other one; if there are none at all, the vertex itself.
     """
-    n = len(kept)
-    rows = np.arange(n)
-    before = np.maximum.accumulate(np.where(kept, rows, -1)) if n else rows
-    behind = np.minimum.accumulate(np.where(kept, rows, n)[::-1])[::-1] if n else rows
-    before, behind = np.where(before < 0, behind, before), np.where(behind >= n, before, behind)
-    before, behind = np.where(before >= n, rows, before), np.where(behind < 0, rows, behind)
-    behind = np.where(behind >= n, rows, behind)
+    places = np.flatnonzero(kept)
+    if not len(places):
+        return np.arange(len(kept))
+    counts = np.cumsum(kept)
+    before, behind = places[np.maximum(counts - 1, 0)], places[np.minimum(counts - kept, len(places) - 1)]
     gaps = [((points - points[other]) ** 2).sum(1) for other in (before, behind)]
     return np.where(gaps[0] <= gaps[1], before, behind)
 

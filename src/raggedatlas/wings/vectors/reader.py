@@ -23,11 +23,7 @@ from raggedatlas.wings.vectors.shapes import (
     counts_to_offsets,
     take_attributes,
 )
-from raggedatlas.wings.vectors.storage.assembly import (
-    FragmentReader,
-    assemble_shapes,
-    clip_shapes,
-)
+from raggedatlas.wings.vectors.storage.assembly import FragmentReader, assemble_shapes, clip_shapes
 from raggedatlas.wings.vectors.storage.codecs import expand_manifests, fragment_rows, take_manifests
 from raggedatlas.wings.vectors.storage.cross_links import CrossLinkReader, level_deltas
 from raggedatlas.wings.vectors.storage.level_reader import (

@@ -262,7 +262,10 @@ class Shapes:
         if self.ids is not None:
             object.__setattr__(self, "ids", check_ids(self.ids, len(self.offsets) - 1))
         if self.links is not None:
-            object.__setattr__(self, "links", check_links(self.links))
+            links = np.asarray(self.links)
+            if links.ndim != 2 or links.dtype.kind not in "iu" or not links.shape[1]:
+                raise SourceError(f"Links are {links.dtype} of shape {links.shape}; expected (links, ends) integers.")
+            object.__setattr__(self, "links", links)
         if self.link_offsets is not None:
             bounds = check_offsets(self.link_offsets, self.n_links, "The links of the objects")
             object.__setattr__(self, "link_offsets", bounds)
@@ -329,14 +332,6 @@ def check_ids(ids: Any, n_objects: int) -> NDArray[np.int64]:  # noqa: ANN401 - 
     if n_objects > 1 and len(np.unique(result)) != n_objects:
         raise SourceError("An object id occurs twice; ids must be unique.")
     return result.astype(np.int64)
-
-
-def check_links(links: Any) -> NDArray[Any]:  # noqa: ANN401 - any array-like
-    """Return links as an array after checking that they are rows of integers."""
-    result = np.asarray(links)
-    if result.ndim != 2 or result.dtype.kind not in "iu" or not result.shape[1]:
-        raise SourceError(f"Links are {result.dtype} of shape {result.shape}; expected (links, ends) integers.")
-    return result
 
 
 def check_rows(attributes: Attributes, expected: int, family: str) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.model.ids import integer_ids
 from raggedatlas.store.location import AnyPath
+from raggedatlas.wings.vectors.chunking import find_infinite
 from raggedatlas.wings.vectors.geometry import Axis
 from raggedatlas.wings.vectors.shapes import (
     KINDS,
@@ -48,12 +49,11 @@ class Capabilities:
     kinds: tuple[str, ...] = KINDS  # geometry types that can be written
     dims: tuple[int, ...] = (2, 3, 4)  # numbers of axes that can be written
     links: bool = True  # whether links are written; links implied by the order of vertices need not be
-    objects: str = "many"  # "many"; "one": joined, without ids; "anonymous": separate, without ids
+    joined: bool = False  # whether all objects become one, without ids
     vertex: tuple[str, ...] | None = None  # names of the attributes that are written; None writes all
     link: tuple[str, ...] | None = None  # likewise
     object: tuple[str, ...] | None = None  # likewise
     strings: bool = True
-    groups: bool = False
     # whether vertex attributes of several channels are a column each, so that they come back as several
     columns: bool = False
     float32: bool = False  # whether positions are written as floats of 32 bits
@@ -78,14 +78,9 @@ class Capabilities:
         elif shapes.links is not None and not self.links:
             yield f"links: {shapes.n_links} are left out"
         yield from self._left_out(shapes)
-        if shapes.ids is not None and self.objects == "one" and shapes.n_objects > 1:
+        if self.joined and shapes.n_objects > 1:
             yield f"objects: {shapes.n_objects} are joined into one"
-        # Also reached where a format of one object gets exactly one: its id is lost unless it is 0.
-        elif (
-            self.objects != "many"
-            and shapes.ids is not None
-            and not np.array_equal(shapes.ids, np.arange(shapes.n_objects))
-        ):
+        elif self.joined and shapes.ids is not None and (shapes.ids != 0).any():
             yield "objects: their ids are left out; they are numbered from 0"
         for family, kept in (("vertex", self.vertex), ("link", self.link), ("object", self.object)):
             for name, attribute in getattr(shapes, f"{family}_attributes").items():
@@ -95,7 +90,7 @@ class Capabilities:
                     yield f"{family} attribute {name!r} is left out: it is text"
                 elif family != "object" and attribute.present is not None and not attribute.present.all():
                     yield f"{family} attribute {name!r} has rows without a value, which get one"
-        if shapes.groups is not None and not self.groups:
+        if shapes.groups is not None:
             yield f"groups: {shapes.groups.n_groups} are left out"
         for name, attribute in shapes.vertex_attributes.items() if self.columns else ():
             if attribute.values.ndim == 2:
@@ -104,16 +99,15 @@ class Capabilities:
 
     def _left_out(self, shapes: Shapes) -> Iterator[str]:
         """Yield the objects, vertices and links that have no place."""
-        if self.objects == "one" or shapes.ids is None:
+        if self.joined or shapes.ids is None:
             return
         if shapes.offsets[-1] < shapes.n_vertices:
             yield f"vertices: {shapes.n_vertices - shapes.offsets[-1]} of no object are left out"
         kept = self.objects_written(shapes)
         if len(kept) < shapes.n_objects:
             yield f"objects: {shapes.n_objects - len(kept)} with nothing to draw are left out"
-        links = _links_within(shapes) if self.apart else shapes.edges()
-        if not self.apart:
-            links = links[(links < shapes.offsets[-1]).all(1)]
+        edges = shapes.edges()
+        links = _links_within(shapes) if self.apart else edges[(edges < shapes.offsets[-1]).all(1)]
         if self.links and len(links) < shapes.n_links:
             yield f"links: {shapes.n_links - len(links)} between objects, or of none, are left out"
         if self.apart and shapes.kind not in (*SEQUENTIAL, "point_cloud"):
@@ -225,9 +219,8 @@ def group_vertices(shapes: Shapes, owner: NDArray[Any], what: str) -> Shapes:
 
 def check_content(shapes: Shapes, what: str) -> None:
     """Raise `ValuesError` for positions that are not finite, and `SourceError` for links to vertices that do not exist."""
-    bad = ~np.isfinite(shapes.positions).all(1) if shapes.positions.dtype.kind == "f" else np.zeros(0, bool)
-    if bad.any():
-        row = int(np.argmax(bad))
+    row = find_infinite(shapes.positions)[0]
+    if row is not None:
         at = int(object_rows(shapes)[row])
         owner = "" if shapes.ids is None or at == shapes.n_objects else f" of object {shapes.ids[at]}"
         raise ValuesError(

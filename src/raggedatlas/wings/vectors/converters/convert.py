@@ -157,7 +157,7 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
 def _without_the_left(content: Content, converter: Converter) -> Content:
     """Leave out vertices of no object and objects without any: files that separate objects have no place for them."""
     holding, shapes = converter.holding, content.shapes
-    if holding.objects != "one" and shapes.ids is not None:
+    if not holding.joined and shapes.ids is not None:
         kept = holding.objects_written(shapes)
         if len(kept) < shapes.n_objects or shapes.offsets[-1] < shapes.n_vertices:
             return replace(content, shapes=take_objects(shapes, kept))

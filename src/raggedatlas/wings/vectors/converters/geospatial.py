@@ -185,7 +185,19 @@ def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribu
     if family is POLYGONS:
         return _polygons(positions, offsets, numbers, columns)
     if family is LINES and len(offsets) == 2:
-        return _graph(positions, offsets, numbers, columns)
+        # Lines of several parts are a graph: each place of an object once, linked along the lines.
+        lines, features = offsets
+        n = len(features) - 1
+        owner = np.repeat(np.arange(n), np.diff(lines[features]))
+        # -0.0 and 0.0 are one place.
+        places, rows = np.unique(np.column_stack([owner, positions + 0.0]), axis=0, return_inverse=True)
+        ends = np.ones(len(positions), bool)
+        ends[lines[1:] - 1] = False
+        first = np.flatnonzero(ends)
+        links = np.stack([rows.ravel()[first], rows.ravel()[first + 1]], 1)
+        bounds = counts_to_offsets(np.bincount(places[:, 0].astype(np.int64), minlength=n))
+        counts = counts_to_offsets(np.bincount(owner[first], minlength=n))
+        return Shapes("graph", places[:, 1:], bounds, numbers, links, counts, object_attributes=columns)
     if family is LINES:
         return Shapes("polyline", positions, offsets[0], numbers, object_attributes=columns)
     # Without offsets every feature is one `Point`, so its properties can be values of vertices.
@@ -230,27 +242,6 @@ def _of_one_family(geometries: NDArray[Any], what: str) -> tuple[NDArray[Any], t
         rings = [shapely.LineString(g) if g.geom_type == "LinearRing" else g for g in geometries]
         geometries = np.array(rings, object)
     return geometries, family, deep == {True}
-
-
-def _graph(
-    positions: NDArray[Any],
-    offsets: tuple[NDArray[np.int64], ...],
-    ids: NDArray[np.int64] | None,
-    columns: Mapping[str, Attribute],
-) -> Shapes:
-    """Return lines of several parts as graphs: each place of an object once, linked along the lines."""
-    lines, features = offsets
-    n = len(features) - 1
-    owner = np.repeat(np.arange(n), np.diff(lines[features]))
-    # -0.0 and 0.0 are one place.
-    places, rows = np.unique(np.column_stack([owner, positions + 0.0]), axis=0, return_inverse=True)
-    ends = np.ones(len(positions), bool)
-    ends[lines[1:] - 1] = False
-    first = np.flatnonzero(ends)
-    links = np.stack([rows.ravel()[first], rows.ravel()[first + 1]], 1)
-    bounds = counts_to_offsets(np.bincount(places[:, 0].astype(np.int64), minlength=n))
-    counts = counts_to_offsets(np.bincount(owner[first], minlength=n))
-    return Shapes("graph", places[:, 1:], bounds, ids, links, counts, object_attributes=columns)
 
 
 def _take_ids(columns: dict[str, Attribute], what: str) -> NDArray[np.int64] | None:

@@ -8,13 +8,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.wings.vectors.converters.content import split_channels
 from raggedatlas.wings.vectors.libraries import load_library
-from raggedatlas.wings.vectors.shapes import (
-    SEQUENTIAL,
-    Shapes,
-    each_object,
-    object_rows,
-    take_objects,
-)
+from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Shapes, each_object, object_rows, take_objects
 
 PART, RING, ORDER = "part", "ring", "order"
 """Vertex attributes: polygon of the object, ring of the polygon (0 is the outer one), and place in the object."""

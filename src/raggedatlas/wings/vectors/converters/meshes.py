@@ -31,7 +31,7 @@ _AS_TEXT = "binary files need faces of equally many corners: write it as text (A
 
 PLY_HOLDING = Capabilities(kinds=("point_cloud", "mesh"), dims=(3,), object=(), strings=False, float32=True)
 OBJ_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(COLOR,), link=(), object=(NAME,), apart=True)
-STL_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), objects="one", vertex=(), link=(), object=(), float32=True)
+STL_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), joined=True, vertex=(), link=(), object=(), float32=True)
 
 JOINED = {
     "normal": ("nx", "ny", "nz"),
@@ -409,12 +409,11 @@ def stl_losses(content: Content) -> Iterator[str]:
         yield f"objects: {shapes.n_objects} with nothing to draw are left out"
 
 
-def read_stl(path: Path, *, merge: bool = True) -> Content:
+def read_stl(path: Path) -> Content:
     """Read an STL file, binary or text.
 
-    If `merge`, corners at the same position become one vertex, so that triangles are connected. The result has an
-    object for each ``solid`` of a text; the two bytes of a binary triangle become the link attribute ``attribute``
-    where any are set.
+    Corners at the same position become one vertex, so that triangles are connected. The result has an object for each
+    ``solid`` of a text; the two bytes of a binary triangle become the link attribute ``attribute`` where any are set.
     """
     data = path.read_bytes()
     with _parsing(path, "STL"):
@@ -430,10 +429,8 @@ def read_stl(path: Path, *, merge: bool = True) -> Content:
     bodies = []
     for part in parts:
         corners = np.asarray(part["vertices"])
-        rows = np.arange(len(corners))
-        if merge:
-            # -0.0 and 0.0 are one place.
-            corners, rows = np.unique(corners + corners.dtype.type(0), axis=0, return_inverse=True)
+        # -0.0 and 0.0 are one place.
+        corners, rows = np.unique(corners + corners.dtype.type(0), axis=0, return_inverse=True)
         bodies.append(_mesh(corners, rows.reshape(-1, 3)))
     shapes = _joined_meshes(bodies)
     if words.any():

@@ -215,15 +215,30 @@ def cell_array(
     yield f"{path}/zarr.json", [meta]
     cells = keys[some] - grid.origin
     starts, stops = blobs.bounds[:-1][some], blobs.bounds[1:][some]
+    if ((stops - starts) >= 2**32).any():
+        raise SourceError("A chunk has 4 GiB or more in one array; use smaller chunks.")
+    # Eight bytes before the string of each cell: u32 1, u32 length.
+    lengths = np.ones((len(cells), 2), "<u4")
+    lengths[:, 1] = stops - starts
+    heads, data = to_bytes(lengths).data, blobs.data.data
     if not grid.shards:
-        heads = cell_headers(stops - starts)
-        data = blobs.data.data
         for i, cell in enumerate(cells.tolist()):
             pieces = [heads[8 * i : 8 * i + 8], data[starts[i] : stops[i]]]
             content = pieces if grid.compression is None else [compress(b"".join(pieces), grid.compression, itemsize)]
             yield "/".join([path, "c", *map(str, cell)]), content
         return
-    yield from _shards(path, cells, (starts, stops), blobs, shard, grid.compression, itemsize)
+    slots = (
+        np.ravel_multi_index(tuple((cells % shard).T), tuple(shard.tolist())) if len(cells) else np.zeros(0, np.int64)
+    )
+    # The inverse is flattened below, because NumPy 2.0 returns it with an additional axis.
+    owners, owner = np.unique(cells // shard, axis=0, return_inverse=True)
+    order = np.lexsort((slots, owner.reshape(-1)))
+    bounds = np.searchsorted(owner.reshape(-1)[order], np.arange(len(owners) + 1)).tolist()
+    codec = None if grid.compression is None else partial(compress, name=grid.compression, itemsize=itemsize)
+    for coordinates, (a, b) in zip(owners.tolist(), pairwise(bounds), strict=True):
+        mine = order[a:b]
+        parts = _shard_pieces(heads, data, (mine, starts[mine], stops[mine]), slots[mine], int(np.prod(shard)), codec)
+        yield "/".join([path, "c", *map(str, coordinates)]), parts
 
 
 def shard_shape(shape: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -234,42 +249,6 @@ def shard_shape(shape: NDArray[np.int64]) -> NDArray[np.int64]:
         longest = int(np.argmax(spans))
         spans[longest] = (spans[longest] + 1) // 2
     return spans
-
-
-def cell_headers(sizes: NDArray[np.int64]) -> memoryview:
-    """Return the eight bytes before each cell's string: u32 1, u32 length."""
-    if (sizes >= 2**32).any():
-        raise SourceError("A chunk has 4 GiB or more in one array; use smaller chunks.")
-    heads = np.ones((len(sizes), 2), "<u4")
-    heads[:, 1] = sizes
-    return to_bytes(heads).data
-
-
-def _shards(
-    path: str,
-    cells: NDArray[np.int64],
-    spans: tuple[NDArray[np.int64], NDArray[np.int64]],
-    blobs: Blobs,
-    shard: NDArray[np.int64],
-    compression: str | None,
-    itemsize: int,
-) -> Iterator[File]:
-    """Compose shards in memory; each is written once."""
-    slots = (
-        np.ravel_multi_index(tuple((cells % shard).T), tuple(shard.tolist())) if len(cells) else np.zeros(0, np.int64)
-    )
-    # The inverse is flattened below, because NumPy 2.0 returns it with an additional axis.
-    owners, owner = np.unique(cells // shard, axis=0, return_inverse=True)
-    order = np.lexsort((slots, owner.reshape(-1)))
-    bounds = np.searchsorted(owner.reshape(-1)[order], np.arange(len(owners) + 1)).tolist()
-    heads, data = cell_headers(spans[1] - spans[0]), blobs.data.data
-    for coordinates, (a, b) in zip(owners.tolist(), pairwise(bounds), strict=True):
-        mine = order[a:b]
-        codec = None if compression is None else partial(compress, name=compression, itemsize=itemsize)
-        yield (
-            "/".join([path, "c", *map(str, coordinates)]),
-            _shard_pieces(heads, data, (mine, spans[0][mine], spans[1][mine]), slots[mine], int(np.prod(shard)), codec),
-        )
 
 
 def _shard_pieces(

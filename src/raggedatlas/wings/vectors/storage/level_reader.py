@@ -557,7 +557,23 @@ def read_groups(level: LevelReader) -> Groups | None:
         return None
     block = node_attributes(node)
     if level.layout == "0.9":
-        offsets, ids = _expand_ranged_groups(VlenArray(level.files, path, node).read(), block, level)
+        where, blobs = f"{level.where}/groups", VlenArray(level.files, path, node).read()
+        # Group by group: sizes that are no multiples of 8 may add up to one.
+        if not (blobs.bounds % 8).any() and not block.get("group_ranges"):
+            offsets, ids = blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=where)
+        else:
+            parts = [from_bytes(blobs[i], np.int64, what=where) for i in range(len(blobs))]
+            index = ObjectIndex(level)
+            n_objects = index.n_objects if index.is_there else level.n_vertices
+            for group, (start, stop) in (block.get("group_ranges") or {}).items():
+                # The length is limited before `arange` allocates memory for a damaged range.
+                if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop) <= int(start) + n_objects:
+                    raise CorruptError(
+                        f"{where} has a range {start} to {stop} for group {group}; expected groups 0 to {len(parts) - 1} and at "
+                        f"most {n_objects:,} objects. Restore the store from a copy."
+                    )
+                parts[int(group)] = np.arange(int(start), int(stop))
+            offsets, ids = counts_to_offsets(np.array([len(part) for part in parts], np.int64)), np.concatenate(parts)
     else:
         data = read_array_bytes(level.files, f"{path}/data")
         starts = read_array_bytes(level.files, f"{path}/offsets")
@@ -565,28 +581,6 @@ def read_groups(level: LevelReader) -> Groups | None:
         begin = None if starts is None else from_bytes(starts, np.int64)
         offsets, ids = decode_groups(content, begin, int(block.get("num_groups", 0)))
     return Groups(offsets, ids, read_tables(level, "group_attributes"))
-
-
-def _expand_ranged_groups(
-    blobs: Blobs, block: Mapping[str, Any], level: LevelReader
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return groups of layout 0.9, with ranges of ids expanded."""
-    where = level.where
-    # Group by group: sizes that are no multiples of 8 may add up to one.
-    if not (blobs.bounds % 8).any() and not block.get("group_ranges"):
-        return blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=f"{where}/groups")
-    parts = [from_bytes(blobs[i], np.int64, what=f"{where}/groups") for i in range(len(blobs))]
-    index = ObjectIndex(level)
-    n_objects = index.n_objects if index.is_there else level.n_vertices
-    for group, (start, stop) in (block.get("group_ranges") or {}).items():
-        # The length is limited before `arange` allocates memory for a damaged range.
-        if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop) <= int(start) + n_objects:
-            raise CorruptError(
-                f"{where}/groups has a range {start} to {stop} for group {group}; expected groups 0 to {len(parts) - 1} and at "
-                f"most {n_objects:,} objects. Restore the store from a copy."
-            )
-        parts[int(group)] = np.arange(int(start), int(stop))
-    return counts_to_offsets(np.array([len(part) for part in parts], np.int64)), np.concatenate(parts)
 
 
 def read_tables(level: LevelReader, family: str) -> dict[str, Attribute]:

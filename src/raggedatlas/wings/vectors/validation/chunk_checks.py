@@ -52,9 +52,9 @@ def walk_level(checker: StoreChecker, number: int, facts: dict[str, Any]) -> Lev
     declared, n_vertices = facts.get("vertex_count"), int(vertices.clip(0).sum())
     if declared != n_vertices and (vertices >= 0).all():
         checker.report("V098", Place(number), f"vertex_count is {declared}; its chunks have {n_vertices:,}.")
-    _check_attributes(checker, level, "vertex_attributes", "V019", vertices)
+    check_attributes(checker, Place(level.number, "vertex_attributes"), "V019", level.keys, vertices)
     _walk_fragments(checker, level)
-    _check_attributes(checker, level, "fragment_attributes", "V092", fragments)
+    check_attributes(checker, Place(level.number, "fragment_attributes"), "V092", level.keys, fragments)
     _walk_links(checker, level)
     return level
 
@@ -109,38 +109,35 @@ def _walk_vertices(checker: StoreChecker, place: Place, array: ChunkArray, level
                 checker.report("V016", where, text)
 
 
-def _check_attributes(
-    checker: StoreChecker, level: LevelSummary, group: str, rule: str, n_rows: NDArray[np.int64], tail: str = ""
+def check_attributes(
+    checker: StoreChecker, above: Place, rule: str, keys: NDArray[np.int64], n_rows: NDArray[np.int64], tail: str = ""
 ) -> None:
-    """Check that each attribute of a group has the expected number of rows in each chunk."""
-    for name in checker.children(Place(level.number, group)):
-        check_column(checker, Place(level.number, f"{group}/{name}{tail}"), rule, level.keys, n_rows)
+    """Check that each attribute of a family has the expected number of rows in each chunk (-1: unknown).
 
-
-def check_column(
-    checker: StoreChecker, place: Place, rule: str, keys: NDArray[np.int64], n_rows: NDArray[np.int64]
-) -> None:
-    """Check that an attribute, if it exists, has the expected number of rows in each chunk (-1: unknown)."""
-    array = checker.open(place)
-    dtype = None if array is None else dtype_of(array.attributes, texts=True)
-    if array is None or dtype is None:
-        return
-    with checker.guarded(place, "V021"):
-        shape = array.attributes.get("row_shape", array.attributes.get("shape")) or []
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        some = np.flatnonzero(n_rows > 0)
-        if not shape and some.size and size:
-            # zarr-vectors does not declare the row shape; the first chunk with rows shows it
-            blob = checker.read(array, keys[some[:1]], place)[0]
-            n_columns, rest = divmod(blob.size, int(n_rows[some[0]]) * size)
-            if n_columns > 1 and not rest:
-                text = f"its rows have {n_columns} values that its shape does not declare, as zarr-vectors writes them."
-                checker.report("V021", place, text, "practice")
-                size *= n_columns
-        checker.check_own_keys(array, place, keys, rule, "it has rows in a missing chunk.")
-        for i, where, blob in checker.blobs(array, keys, place):
-            if n_rows[i] >= 0 and blob.size != n_rows[i] * size:
-                checker.report(rule, where, f"it has {blob.size / max(size, 1):g} rows; expected {n_rows[i]:,}.")
+    `tail` is the path from an attribute to its array; attributes without that array are left out.
+    """
+    for name in checker.children(above):
+        place = Place(above.resolution, f"{above.family}/{name}{tail}")
+        array = checker.open(place)
+        dtype = None if array is None else dtype_of(array.attributes, texts=True)
+        if array is None or dtype is None:
+            continue
+        with checker.guarded(place, "V021"):
+            shape = array.attributes.get("row_shape", array.attributes.get("shape")) or []
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            some = np.flatnonzero(n_rows > 0)
+            if not shape and some.size and size:
+                # zarr-vectors does not declare the row shape; the first chunk with rows shows it
+                blob = checker.read(array, keys[some[:1]], place)[0]
+                n_columns, rest = divmod(blob.size, int(n_rows[some[0]]) * size)
+                if n_columns > 1 and not rest:
+                    text = f"its rows have {n_columns} values that its shape does not declare, as zarr-vectors writes them."
+                    checker.report("V021", place, text, "practice")
+                    size *= n_columns
+            checker.check_own_keys(array, place, keys, rule, "it has rows in a missing chunk.")
+            for i, where, blob in checker.blobs(array, keys, place):
+                if n_rows[i] >= 0 and blob.size != n_rows[i] * size:
+                    checker.report(rule, where, f"it has {blob.size / max(size, 1):g} rows; expected {n_rows[i]:,}.")
 
 
 def _walk_fragments(checker: StoreChecker, level: LevelSummary) -> None:
@@ -236,7 +233,14 @@ def _walk_links(checker: StoreChecker, level: LevelSummary) -> None:
                 covers = bool((np.bincount(rows, minlength=n_links) == 1).all())
             if not covers:
                 checker.report("V054", where, f"its fragments do not hold each of {n_links:,} links exactly once.")
-    _check_attributes(checker, level, "link_attributes", "V082", level.links, "/" + place.family.split("/", 1)[1])
+    check_attributes(
+        checker,
+        Place(level.number, "link_attributes"),
+        "V082",
+        level.keys,
+        level.links,
+        "/" + place.family.split("/", 1)[1],
+    )
 
 
 def _walk_rows(checker: StoreChecker, place: Place, array: ChunkArray, level: LevelSummary, width: int) -> None:

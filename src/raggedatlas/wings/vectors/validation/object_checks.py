@@ -26,7 +26,7 @@ from raggedatlas.wings.vectors.storage.cross_links import (
     parse_segment,
 )
 from raggedatlas.wings.vectors.storage.zarr_reader import ChunkArray, VlenArray, read_array, read_array_bytes
-from raggedatlas.wings.vectors.validation.chunk_checks import check_column
+from raggedatlas.wings.vectors.validation.chunk_checks import check_attributes
 from raggedatlas.wings.vectors.validation.metadata_checks import check_bytes, check_channels, dtype_of
 from raggedatlas.wings.vectors.validation.rules import LevelSummary, Place, StoreChecker
 
@@ -374,14 +374,8 @@ def _check_streams(checker: StoreChecker, place: Place, level: LevelSummary, del
     n_links = int(counts.clip(0).sum())
     if isinstance(block.get("num_links"), int) and block["num_links"] != n_links and (counts >= 0).all():
         checker.report("V055", place, f"num_links is {block['num_links']}; the chunks have {n_links}.")
-    _check_attributes(checker, place, keys, counts)
-
-
-def _check_attributes(checker: StoreChecker, place: Place, keys: NDArray[np.int64], n_links: NDArray[np.int64]) -> None:
-    """Check the attributes of links, given the number of links of each chunk."""
-    tail = place.family.split("/", 1)[1]
-    for name in checker.children(Place(place.resolution, "link_attributes")):
-        check_column(checker, Place(place.resolution, f"link_attributes/{name}/{tail}"), "V082", keys, n_links)
+    tail = "/" + place.family.split("/", 1)[1]
+    check_attributes(checker, Place(level.number, "link_attributes"), "V082", keys, counts, tail)
 
 
 def _check_family(checker: StoreChecker, place: Place, level: LevelSummary, delta: int) -> None:
@@ -444,5 +438,6 @@ def _check_segment(
             bounds, record = counts_to_offsets(np.array([len(rows)])), np.arange(len(rows))
             segment = OffsetSegment(offsets, keys[i : i + 1], bounds, rows.astype(np.int64), record, ordered)
             _check_ends(checker, own, *decode_cross_links(segment, scales, "a cell"), level, delta)
-    _check_attributes(checker, place, keys, counts)
+    tail = "/" + place.family.split("/", 1)[1]
+    check_attributes(checker, Place(level.number, "link_attributes"), "V082", keys, counts, tail)
     return counts

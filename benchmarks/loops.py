@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.ingest.csc import STEP_ENTRIES, _sorted
 from raggedatlas.ingest.group_writer import reorder_columns
-from raggedatlas.ingest.values import dense_to_csr, scan_integers
-from raggedatlas.model.batch import CsrBlock
+from raggedatlas.ingest.values import scan_integers, to_csr
+from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.store.native import I64, RaColumns, csr_of, library
 from raggedatlas.store.sparse import count_columns, count_kept, move_runs, remap_csr
 from raggedatlas.wings.vectors.geometry import Fragments, Objects
@@ -377,7 +377,7 @@ def _dense(
             return matrix.indptr, matrix.indices, matrix.data
 
         def ours(dense: NDArray[np.float32] = dense) -> Any:
-            return dense_to_csr(dense)
+            return to_csr(DenseBlock({"values": dense}))
 
         yield Pair("ra_count_dense, ra_take_dense", f"NumPy `flatnonzero`, {share:.0%} not zero", ours, take_numpy)
         yield Pair("ra_count_dense, ra_take_dense", f"SciPy `csr_matrix`, {share:.0%} not zero", ours, take_scipy)

@@ -28,9 +28,9 @@ from raggedatlas import errors
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
 from raggedatlas.cli.commands import app
 from raggedatlas.formats.anndata import RULES as ANNDATA_RULES
-from raggedatlas.ingest.options import AddChoices
 from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
+from raggedatlas.model.options import AddChoices
 from raggedatlas.model.records import LAYOUTS_SCHEMA
 from raggedatlas.model.terms import TERMS_SCHEMA
 from raggedatlas.store.location import OPTION_NAMES

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, is_atlas, open_catalog
 from raggedatlas.errors import ArgumentError, NotFoundError, QueryError, StoreError
-from raggedatlas.ingest.options import AddChoices, OnDuplicate
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.choices import CellKey, OnConflict, Unmatched
+from raggedatlas.model.options import AddChoices, OnDuplicate
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.browse import AtlasView, ReadOnlyAtlas
@@ -446,10 +446,9 @@ class RaggedAtlas(ReadOnlyAtlas):
         NotFoundError
             If there is no such snapshot; the message lists them.
         """
-        from raggedatlas.catalog.snapshots import open_snapshot
         from raggedatlas.catalog.versions import find_version
 
-        return AtlasView(open_snapshot(self._opened, find_version(self._opened, version)))
+        return AtlasView(self._opened.at(find_version(self._opened, version)))
 
     def markers(
         self,
@@ -720,7 +719,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         2
         """
         from raggedatlas.ingest.annotations import annotate
-        from raggedatlas.ingest.options import AnnotateOptions
+        from raggedatlas.model.options import AnnotateOptions
 
         options = AnnotateOptions(name, on, dataset, columns, obsm, cast or {}, on_conflict, unknown, dry_run)
         return annotate(self._opened, source, options)
@@ -795,8 +794,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         QueryError, SourceError
             If there is no such column or ontology, or `confirm` names a term that is none of the ontology, or two for one label.
         """
-        from raggedatlas.ingest.options import MapTermsOptions
         from raggedatlas.ingest.term_mapping import map_terms
+        from raggedatlas.model.options import MapTermsOptions
 
         return map_terms(self._opened, column, MapTermsOptions(ontology, confirm, on_conflict, dry_run))
 

@@ -277,7 +277,7 @@ class Campaign:
             first = chosen.arguments["names"][0]
             between.append(before.holding(first, after.datasets[first]).shown())
         assert seen in between, (chosen, seen, before)
-        mark = self.atlas._opened.unfinished_purge()
+        mark = self.atlas._opened.tables.unfinished_purge()
         if mark is not None:
             name = chosen.arguments["name"]
             try:

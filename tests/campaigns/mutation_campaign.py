@@ -117,13 +117,14 @@ def make_atlas(folder: Path) -> Path:
 def live_files(path: Path) -> dict[str, list[str]]:
     """List the files that the snapshots of an atlas reach, by kind."""
     from raggedatlas.catalog.catalog import open_catalog
-    from raggedatlas.catalog.integrity import read_manifest
     from raggedatlas.catalog.versions import list_versions
     from raggedatlas.store.location import Location
-    from raggedatlas.store.manifests import FOLDER
+    from raggedatlas.store.manifests import FOLDER, read_manifest
 
     catalog = open_catalog(Location(str(path)))
-    named = {key for record in list_versions(catalog) for key in read_manifest(catalog, record.manifest)}
+    named = {
+        key for record in list_versions(catalog) for key in read_manifest(catalog.tables.location, record.manifest)
+    }
     head = json.loads((path / "lance_db" / FOLDER / "head.json").read_bytes().split(b"\n", 1)[1])
     keys = sorted({f"lance_db/{key}" for key in named | set(head["files"])})
     keys += sorted(str(f.relative_to(path)) for f in (path / "lance_db" / FOLDER).iterdir())

@@ -375,12 +375,12 @@ def test_a_purge_that_fails_can_be_finished_by_another_process(two: Two, monkeyp
     monkeypatch.setattr(purge, "_rewrite_all", failing)
     with pytest.raises(StoreError, match="full"):
         purge.purge(catalog, first)
-    mark = catalog.unfinished_purge()
+    mark = catalog.tables.unfinished_purge()
     assert mark is not None
     assert not mark.owner
     with pytest.raises(ConflictError, match="purge"):
         snapshots.snapshot(catalog)
     maintenance.repair(catalog)
     assert not left
-    assert catalog.unfinished_purge() is None
+    assert catalog.tables.unfinished_purge() is None
     assert len(read_records(catalog)) == 1

@@ -13,7 +13,7 @@ from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import HEAD, list_versions
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.validation import Problem
-from raggedatlas.store.manifests import FOLDER
+from raggedatlas.store.manifests import FOLDER, read_manifest
 from support.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
@@ -27,7 +27,9 @@ def test_a_missing_or_cut_file_is_named(two: Two) -> None:
     """The problem names the file below ``lance_db``."""
     catalog = two[0]
     record = snapshots.snapshot(catalog)
-    named = next(p for p in integrity.read_manifest(catalog, record.manifest) if p.startswith("cells.lance/data/"))
+    named = next(
+        p for p in read_manifest(catalog.tables.location, record.manifest) if p.startswith("cells.lance/data/")
+    )
     file = catalog.tables.location.path / named
     before = file.read_bytes()
     file.write_bytes(before[:-1])
@@ -115,7 +117,7 @@ def test_a_manifest_that_is_not_what_its_name_says_is_refused(two: Two) -> None:
     record = snapshots.snapshot(catalog)
     catalog.tables.location.write_bytes(f"{FOLDER}/{record.manifest}.json", b'{"files":{},"version":0}')
     with pytest.raises(CorruptError, match="is not its name"):
-        integrity.read_manifest(catalog, record.manifest)
+        read_manifest(catalog.tables.location, record.manifest)
     assert {problem.rule for problem in found(catalog)} == {"manifest"}
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from raggedatlas.catalog import assets, maintenance, mirror, purge, snapshots
 from raggedatlas.catalog.catalog import Catalog, DatasetRecords, create_catalog, open_catalog
-from raggedatlas.catalog.integrity import read_manifest
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
@@ -24,6 +23,7 @@ from raggedatlas.model.arguments import no_progress
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
+from raggedatlas.store.manifests import read_manifest
 from raggedatlas.store.tables import Tables
 from support.atlases import write_dataset
 
@@ -131,7 +131,7 @@ def test_a_call_that_dies_shows_the_mirror_as_it_was(
     """Before any of the files: the snapshots of the mirror are those of before, sound, and the next call completes it."""
     catalog, target = grown
     total = int(copy(catalog, target, dry_run=True).notes[0].split("; ")[1].split()[0])
-    original = mirror._copy_file
+    original = mirror.write_blocks
     for n in sorted({0, 1, total // 3, total // 2, *range(total - 4, total)}):
         place = Location(tmp_path / f"copy{n}")
         shutil.copytree(target.path, place.path)
@@ -140,13 +140,13 @@ def test_a_call_that_dies_shows_the_mirror_as_it_was(
         def dying(*words: Any, done: list[str] = done, n: int = n) -> int:
             if len(done) == n:
                 raise DiedError
-            done.append(words[1])
+            done.append(words[2])
             return original(*words)
 
-        monkeypatch.setattr(mirror, "_copy_file", dying)
+        monkeypatch.setattr(mirror, "write_blocks", dying)
         with pytest.raises(DiedError):
             copy(catalog, place)
-        monkeypatch.setattr(mirror, "_copy_file", original)
+        monkeypatch.setattr(mirror, "write_blocks", original)
         there = open_catalog(place)
         assert [record.version for record in list_versions(there)] == [1], n
         assert [p for p in validate(there, "deep") if p.level == "must"] == [], n
@@ -256,8 +256,12 @@ def test_a_dataset_that_is_purged_meanwhile(two: Two, tmp_path: Path, when: int)
 def test_a_damaged_file_is_not_copied(grown: tuple[Catalog, Location]) -> None:
     """A table file with another SHA-256 than recorded is refused by name, and the mirror stays as it was."""
     catalog, target = grown
-    held = read_manifest(catalog, list_versions(catalog)[0].manifest)
-    key = next(k for k in read_manifest(catalog, list_versions(catalog)[1].manifest) if "/data/" in k and k not in held)
+    held = read_manifest(catalog.tables.location, list_versions(catalog)[0].manifest)
+    key = next(
+        k
+        for k in read_manifest(catalog.tables.location, list_versions(catalog)[1].manifest)
+        if "/data/" in k and k not in held
+    )
     file = catalog.tables.location.path / key
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

@@ -48,11 +48,11 @@ def test_a_snapshot_holds_what_was_there_and_nothing_later(two: Two) -> None:
     """A snapshot reads equal after later adds and drops, and refuses writes."""
     catalog, first, second = two
     record = snapshots.snapshot(catalog, "paper")
-    view = snapshots.open_snapshot(catalog, record)
+    view = catalog.at(record)
     cells = view.tables.read(CELLS)
     write_dataset(catalog, "c", ["E"], np.ones((3, 1), "u1"), {"new": [1, 2, 3]})
     assets.drop_dataset(catalog, first)
-    again = snapshots.open_snapshot(catalog, snapshots.find_version(catalog, "paper"))
+    again = catalog.at(snapshots.find_version(catalog, "paper"))
     assert uids(again) == [first, second]
     assert again.tables.read(CELLS).equals(cells)
     assert (record.version, record.n_cells, record.n_datasets, record.ignored) == (1, 50, 2, [])
@@ -63,7 +63,7 @@ def test_a_snapshot_holds_what_was_there_and_nothing_later(two: Two) -> None:
 def test_another_thread_may_remove_what_is_looked_up(two: Two) -> None:
     """Whether an object is in the cache and what it is are one look-up; the cache keeps the last three of a kind."""
     catalog, *_ = two
-    view = snapshots.open_snapshot(catalog, snapshots.snapshot(catalog))
+    view = catalog.at(snapshots.snapshot(catalog))
 
     class Removed(str):
         """A key that another thread removes between two look-ups."""
@@ -97,7 +97,7 @@ def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
     optimization.optimize(catalog)
     maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
     for record in snapshots.list_versions(catalog):
-        view = snapshots.open_snapshot(catalog, record)
+        view = catalog.at(record)
         assert view.tables.read(CELLS).equals(before[record.version])
         assert not validation.validate(view, "deep")
 
@@ -386,7 +386,7 @@ def test_a_dataset_is_renamed_at_the_tip(two: Two) -> None:
         first[0].uid,
         second[0].uid,
     ]
-    pinned = snapshots.open_snapshot(catalog, find_version(catalog, number))
+    pinned = catalog.at(find_version(catalog, number))
     assert find_dataset(pinned, first[0].uid)[0].name == first[0].name
     version = catalog.tables.version(DATASETS)
     for old, new, error in (

@@ -16,7 +16,7 @@ from command import ask, done, refused
 from command import read as read_json
 from raggedatlas.catalog import assets, file_checks, purge, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog, open_catalog
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.validation import validate
 from raggedatlas.catalog.versions import change_versions, list_versions
 from raggedatlas.errors import ArgumentError
@@ -105,7 +105,7 @@ def test_all_arrays_have_hashes_of_their_shards(rich: Path, tmp_path: Path) -> N
     atlas = ra.RaggedAtlas.open(path)
     for purged in ("d1", ""):
         catalog = open_catalog(Location(str(path)))
-        results = inventory(catalog).asset_groups
+        results = Inventory(catalog).asset_groups
         assert results
         for record in [*assets.read_records(catalog), *results]:
             assert {f"{name}/c" for name in record.array_specs} <= record.array_checksums.keys()
@@ -297,10 +297,10 @@ def test_incremental_verification_finds_files_that_were_replaced(
 
 
 def _reached(catalog: Catalog, path: Path) -> bool:
-    from raggedatlas.catalog.integrity import read_manifest
+    from raggedatlas.store.manifests import read_manifest
 
     key = path.relative_to(catalog.location.path).as_posix().removeprefix("lance_db/")
-    return "zarr_store" in key or key in read_manifest(catalog, list_versions(catalog)[-1].manifest)
+    return "zarr_store" in key or key in read_manifest(catalog.tables.location, list_versions(catalog)[-1].manifest)
 
 
 def test_a_copy_is_not_taken_for_verified(two: Two, read: list[str], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import raggedatlas.wings.results
 from raggedatlas.atlas import AtlasView
 from raggedatlas.cli.app import to_command_line
 from raggedatlas.cli.commands import app
-from raggedatlas.ingest.options import AddChoices
+from raggedatlas.model.options import AddChoices
 from raggedatlas.query.query import Query
 from raggedatlas.wings.vectors.builder import make_geometry
 from raggedatlas.wings.vectors.writer import write

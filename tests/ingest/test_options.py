@@ -6,7 +6,7 @@ from typing import get_type_hints
 import pytest
 
 from raggedatlas.cli.options import described
-from raggedatlas.ingest.options import AddChoices, AddOptions, GeometryOptions, IngestOptions, ResultOptions
+from raggedatlas.model.options import AddChoices, AddOptions, GeometryOptions, IngestOptions, ResultOptions
 
 pytestmark = pytest.mark.fast
 

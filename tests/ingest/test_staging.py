@@ -22,9 +22,8 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import add as adding
-from raggedatlas.ingest import staging
 from raggedatlas.ingest.group_writer import PendingWrite
-from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.model.options import IngestOptions
 from raggedatlas.model.protocols import Source
 from support.hypothesis_profile import examples
 
@@ -154,13 +153,13 @@ def test_values_are_read_again_only_where_cells_and_features_agree(
 ) -> None:
     """Looking for the same content reads no values of a source whose cells or features nobody has, here or in the atlas."""
     walked: list[str] = []
-    walk = staging.iterate_blocks
+    walk = adding.iterate_blocks
 
     def told(source: Source, info: Any) -> Any:
         walked.append(info.key)
         return walk(source, info)
 
-    monkeypatch.setattr(staging, "iterate_blocks", told)
+    monkeypatch.setattr(adding, "iterate_blocks", told)
     other_cells, other_genes = made("good", 3), made("good", 0)
     other_genes.var_names = [f"x{i}" for i in range(4)]
     atlas.add([made("good", 0), other_cells, other_genes], progress=False)
@@ -178,14 +177,14 @@ def test_values_are_read_again_only_where_cells_and_features_agree(
 def opened_in_order(monkeypatch: pytest.MonkeyPatch, then: Any = lambda name: None) -> list[str]:
     """Note the names of files as they are opened."""
     opened: list[str] = []
-    call = staging.Opener.__call__
+    call = adding.Opener.__call__
 
-    def noted(self: staging.Opener) -> Source:
+    def noted(self: adding.Opener) -> Source:
         opened.append(Path(self.what).name)
         then(opened[-1])
         return call(self)
 
-    monkeypatch.setattr(staging.Opener, "__call__", noted)
+    monkeypatch.setattr(adding.Opener, "__call__", noted)
     return opened
 
 
@@ -241,8 +240,8 @@ def test_an_interrupt_waits_for_what_is_finished_behind_it(
     atlas: RaggedAtlas, unchanged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stops a call while a source before is still being finished finds the atlas as it was, and no thread writes on."""
-    finish = staging.StagedDataset.finish
-    monkeypatch.setattr(staging.StagedDataset, "finish", lambda self: (time.sleep(0.2), finish(self)))
+    finish = adding.StagedDataset.finish
+    monkeypatch.setattr(adding.StagedDataset, "finish", lambda self: (time.sleep(0.2), finish(self)))
 
     def stop(step: str, i: int, n: int) -> None:
         blocks.append(step == "block")

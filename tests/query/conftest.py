@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 from raggedatlas.catalog.catalog import Catalog, create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.ingest.add import add
 from raggedatlas.query.query import Query
 from raggedatlas.store.location import Location
@@ -95,7 +95,7 @@ def build(folder: Path, files: dict[str, ad.AnnData]) -> Catalog:
 
 def freeze(catalog: Catalog) -> Query:
     """Take a snapshot, and query it."""
-    return Query(open_snapshot(catalog, snapshot(catalog)))
+    return Query(catalog.at(snapshot(catalog)))
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +105,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
         name: make_file(name, n, seed) for name, n, seed in (("first", 23, 1), ("second", 17, 2), ("third", 19, 3))
     }
     catalog = build(tmp_path_factory.mktemp("query") / "atlas", files)
-    return Small(open_snapshot(catalog, snapshot(catalog, "small")), files)
+    return Small(catalog.at(snapshot(catalog, "small")), files)
 
 
 @pytest.fixture(scope="session")

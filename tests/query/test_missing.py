@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.errors import QueryError, UnknownValueWarning
 from raggedatlas.formats.subset import filter_cells
 from raggedatlas.ingest.add import add
@@ -89,7 +89,7 @@ def atlas_of(folder: Path, obs: pd.DataFrame, name: str = "one") -> Query:
     catalog = create_catalog(Location(str(folder)))
     file = ad.AnnData(np.ones((len(obs), 1), np.float32), obs=obs, var=pd.DataFrame(index=["CD4"]))
     add(catalog, file, {"name": name}, False)
-    return Query(open_snapshot(catalog, snapshot(catalog)))
+    return Query(catalog.at(snapshot(catalog)))
 
 
 @pytest.mark.nightly
@@ -124,6 +124,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Query:
             "ünï": ["a", "b", "c", "d", None],
             "two words": [1, 2, 3, 4, 5],
             "end": [1, 2, 3, 4, 5],
+            "a`b'c\"d": [1, 2, 3, 4, 5],
             "Date": ["x", "y", "x", "y", "x"],
             "kind": pd.Categorical(["B cell", "T cell", "B cell", "NK", None]),
         },
@@ -183,7 +184,8 @@ def test_every_column_of_a_result_is_a_column_of_filters(scored: Query) -> None:
     """What a result's obs shows can be used in SQL, expressions and mappings, by the name that it has there."""
     obs = scored.to_anndata().obs.reset_index()
     for name in [*obs.columns, "dataset_uid"]:
-        here = scored.where(f'"{name}" IS NOT NULL').count()
+        quoted = name.replace('"', '""')
+        here = scored.where(f'"{quoted}" IS NOT NULL').count()
         assert here == scored.where(~col(name).is_null()).count()
         assert scored.where({name: None}).count() == len(obs) - here
         if name != "dataset_uid":
@@ -210,7 +212,7 @@ def test_every_output_shows_one_table_by_which_its_cells_are_found(taken: list[s
     with TemporaryDirectory() as folder:
         catalog = create_catalog(Location(f"{folder}/atlas"))
         add(catalog, file, {"name": "one"}, False)
-        query = Query(open_snapshot(catalog, snapshot(catalog)))
+        query = Query(catalog.at(snapshot(catalog)))
         shown = query.layers("counts").to_anndata().obs
         table = query.to_pandas()
         assert set(shown) - set(table) == {"layout_uid"}

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 import raggedatlas
 from raggedatlas.catalog.catalog import CELLS, create_catalog
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
 from raggedatlas.ingest.add import add
-from raggedatlas.query.identity import FeatureIdentity
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpaceReader
@@ -123,18 +122,6 @@ def batch_layer(block: Any, layer: str) -> Any:
     if not hasattr(block, "indptr"):
         return block.layers[layer]
     return sp.csr_matrix((block.layers[layer], block.indices, block.indptr), (block.n_rows, block.n_cols)).toarray()
-
-
-def test_equal_queries_give_equal_bytes(query: Query) -> None:
-    """Eight equal queries give eight equal results, in table order."""
-    results = [query.where(col("score") > -1).to_anndata() for _ in range(8)]
-    first = results[0]
-    for other in results[1:]:
-        assert (other.X.indices == first.X.indices).all()
-        assert other.X.data.tobytes() == first.X.data.tobytes()
-        assert (other.X.indptr == first.X.indptr).all()
-        assert list(other.obs_names) == list(first.obs_names)
-        assert list(other.var_names) == list(first.var_names)
 
 
 @given(st.lists(st.integers(0, 58), max_size=40))
@@ -345,28 +332,6 @@ def test_vector_columns_are_found_whatever_indexes_a_user_made(own: Any) -> None
 
 
 @pytest.mark.long
-def test_merged_features_share_a_column(own: Any) -> None:
-    """A link sends a feature's values to its target, where they are added to those of the target itself."""
-    catalog, freeze = own
-    old = freeze(catalog)
-    before = old.where(dataset="third").features("CD8A").to_anndata()
-    links = FeatureIdentity(catalog)
-    links.link("CD8A", "CD3D")
-    links.link("PPBP", "LYZ")
-    new = freeze(catalog)
-    after = new.where(dataset="third").features("CD8A").to_anndata()
-    assert list(after.var_names) == ["CD3D"]
-    np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
-    assert after.varm["measured"].to_numpy().all()
-    union = new.to_anndata()
-    assert "CD8A" not in union.var_names
-    assert "PPBP" not in union.var_names
-    apart, third = old.where(dataset="third").features("PPBP", "LYZ"), new.where(dataset="third").features("LYZ")
-    np.testing.assert_array_equal(third.to_anndata().X.toarray()[:, 0], apart.to_anndata().X.toarray().sum(axis=1))
-    assert list(old.where(dataset="third").features("CD8A").to_anndata().var_names) == ["CD8A"]
-
-
-@pytest.mark.long
 def test_cells_without_a_record_are_invisible(own: Any) -> None:
     """Cells of an add that is under way are in no result and no count."""
     catalog, freeze = own
@@ -480,7 +445,7 @@ def test_without_a_common_layer_all_that_reads_no_value_works(tmp_path: Path) ->
         obs = pd.DataFrame({"kind": ["B", "T"] * (n // 2)}, index=[f"{name}{i}" for i in range(n)])
         made = ad.AnnData(values.reshape(n, 2), obs=obs, var=pd.DataFrame(index=["g", "h"]))
         add(catalog, made, {"name": name}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    query = Query(catalog.at(snapshot(catalog)))
     assert query.count() == len(query.to_pandas()) == 12
     assert query.count("kind").tolist() == [6, 6]
     assert len(query.search("B", column="kind").to_arrow()) == 6
@@ -533,7 +498,7 @@ def test_times_are_written_as_text(tmp_path: Path) -> None:
     file.obs_names = ["c1", "c2", "c3"]
     file.obs["at"] = pd.to_datetime(["2024-03-01", "2024-01-01", "2024-02-01"])
     add(catalog, file, {"name": "a"}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog)))
+    query = Query(catalog.at(snapshot(catalog)))
     assert list(query.order_by("at").to_pandas()["cell_name"]) == ["c2", "c3", "c1"]
     assert (
         query.where(col("at") > dt.date(2024, 1, 15)).count()
@@ -551,7 +516,7 @@ def test_infinite_values_of_dense_layers_stay_infinite(tmp_path: Path) -> None:
     file = ad.AnnData(sp.csr_matrix((2, 1), dtype=np.float32), var=pd.DataFrame(index=["g"]), obsm={"X_pca": values})
     catalog = create_catalog(Location(str(tmp_path / "atlas")))
     add(catalog, file, {"name": "one", "spaces": {"obsm/X_pca": "embedding"}}, False)
-    found = Query(open_snapshot(catalog, snapshot(catalog))).spaces("embedding").aggregate("dataset")
+    found = Query(catalog.at(snapshot(catalog))).spaces("embedding").aggregate("dataset")
     np.testing.assert_array_equal(found.layers["sum"], [[np.inf, 1, -np.inf]])
 
 

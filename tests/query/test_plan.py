@@ -13,7 +13,7 @@ import pytest
 
 from raggedatlas.catalog.catalog import create_catalog
 from raggedatlas.catalog.features import Layout, Registry
-from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.ingest.add import add
 from raggedatlas.query.modalities import FeatureRows, join_dtypes
@@ -77,7 +77,7 @@ def test_vectors_of_different_width_are_refused(tmp_path: Path) -> None:
     catalog = create_catalog(Location(str(tmp_path / "atlas")))
     for name, width in (("a", 3), ("b", 4)):
         add(catalog, vectors(width, (width,), "X_pca"), {"name": name, "spaces": {"obsm/X_pca": "embedding"}}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog))).spaces("embedding")
+    query = Query(catalog.at(snapshot(catalog))).spaces("embedding")
     with pytest.raises(QueryError, match="different shapes"):
         query.to_anndata()
     assert query.where(dataset="b").to_anndata().shape == (4, 4)
@@ -88,7 +88,7 @@ def test_tiles_come_in_batches(tmp_path: Path) -> None:
     catalog = create_catalog(Location(str(tmp_path / "atlas")))
     file = vectors(5, (2, 3, 4), "tiles")
     add(catalog, file, {"name": "a", "spaces": {"obsm/tiles": "image_tiles"}}, False)
-    query = Query(open_snapshot(catalog, snapshot(catalog))).spaces("image_tiles")
+    query = Query(catalog.at(snapshot(catalog))).spaces("image_tiles")
     found: list[Any] = [b.spaces["image_tiles"].block.layers for b in query.batches(2)]
     assert [next(iter(layers.values())).shape for layers in found] == [(2, 2, 3, 4), (2, 2, 3, 4), (1, 2, 3, 4)]
     np.testing.assert_array_equal(np.concatenate([next(iter(layers.values())) for layers in found]), file.obsm["tiles"])

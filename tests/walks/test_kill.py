@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import DuplicateError
-from raggedatlas.ingest.options import STEPS
+from raggedatlas.model.options import STEPS
 from support.anndata_strategies import assert_same
 
 FILE = "pbmc68k_reduced.h5ad"

@@ -20,8 +20,8 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.errors import ArgumentError, AtlasError, NameRefusedError, NotFoundError
 from raggedatlas.formats import anndata as anndata_rules
-from raggedatlas.ingest.options import AddChoices
 from raggedatlas.loader.plan import LoaderChoices
+from raggedatlas.model.options import AddChoices
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.wings import cxg, results, vectors, viewer

@@ -3,12 +3,13 @@
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 
 from raggedatlas.catalog.assets import column_layers, has_complete_rows, is_atlas_group, read_specs
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
-from raggedatlas.model.arrays import ArraySpec
+from raggedatlas.model.arrays import ArraySpec, shards_path
 from raggedatlas.model.records import COLUMNS, DatasetRecord, Span
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.model.validation import Problem
@@ -16,7 +17,6 @@ from raggedatlas.store.arrays import array_metadata, is_described, listed_nodes,
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.references import References
-from raggedatlas.store.shards import shards_path
 
 BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
 
@@ -82,8 +82,12 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
     ends: dict[str, int] = {}
     for within in (part for part in map(part_of, specs.values()) if part is not None):
         ends[within.file] = max(ends.get(within.file, 0), within.offset + within.n_bytes)
-    # A file that has the last byte has all others.
-    complete = {file for file, end in ends.items() if _has_byte(arrays, file, end - 1)}
+    complete = set()
+    for file, end in ends.items():
+        # A file that has the last byte has all others.
+        with suppress(AtlasError):
+            arrays.read_range(file, end - 1, 1)
+            complete.add(file)
     for path, spec in specs.items():
         try:
             if (part := part_of(spec)) is not None:
@@ -99,14 +103,6 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
             text = f"the array {path} cannot be read: {error}"
             problems.append(Problem("missing-array", "must", record.zarr_group, text, BACK))
     return problems
-
-
-def _has_byte(arrays: Location, file: str, at: int) -> bool:
-    try:
-        arrays.read_range(file, at, 1)
-    except AtlasError:
-        return False
-    return True
 
 
 def _own_paths(record: DatasetRecord, specs: Mapping[str, ArraySpec]) -> list[str]:

@@ -264,7 +264,7 @@ class AssetKind(ABC, Generic[Record]):
     """One kind of what is attached to cells, such as results of models; what the core does with assets, it does by this.
 
     A kind has a table with one record for each asset, replaced as a unit by a checked commit. An asset may have a cell column, a folder
-    ``<uid>`` with files in the Zarr store, or both. It is added by an `raggedatlas.ingest.add.Attachment`: plan, stage, commit. A wing names
+    ``<uid>`` with files in the Zarr store, or both. It is added by an `raggedatlas.ingest.attachment.Attachment`: plan, stage, commit. A wing names
     its kinds in `Wing.assets`.
 
     Attributes

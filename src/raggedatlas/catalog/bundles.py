@@ -19,7 +19,7 @@ from raggedatlas.catalog.catalog import DATASETS, Catalog, note_shared_bundles
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.catalog.inventory import dataset_folders
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
-from raggedatlas.model.arrays import ArraySpec
+from raggedatlas.model.arrays import ArraySpec, shards_path
 from raggedatlas.model.ids import new_uid
 from raggedatlas.model.records import DATASETS_SCHEMA, BundleFacts, DatasetRecord, Span, datasets_from_table
 from raggedatlas.store.arrays import group_metadata, part_of
@@ -27,7 +27,7 @@ from raggedatlas.store.bundle import BUNDLE_BYTES, FILE, SHARED, Bundle, bundle_
 from raggedatlas.store.codecs import STANDARD, has_checksum
 from raggedatlas.store.references import references_file
 from raggedatlas.store.runtime import map_requests
-from raggedatlas.store.shards import hash_shard, hash_shards, parse_shard, shard_key, shards_path
+from raggedatlas.store.shards import hash_shard, hash_shards, parse_shard, shard_key
 from raggedatlas.store.sql import in_list
 
 SMALL_BYTES = 2**20
@@ -139,11 +139,11 @@ def _bundles(
 ) -> Iterator["tuple[Bundle, list[tuple[DatasetRecord, ...]]]"]:
     """Read the files of datasets and collect them in bundles, each full or the last one, with the datasets of each."""
     bundle, packed = Bundle(f"shared-{new_uid()}"), list[tuple[DatasetRecord, ...]]()
-    files = _Files(catalog)
+    last: dict[str, bytes] = {}
 
     def read(small: _Small) -> dict[str, bytes] | AtlasError:
         try:
-            return files.read(small.records)
+            return _read_files(catalog, small.records, last)
         except AtlasError as error:
             return error
 
@@ -165,56 +165,55 @@ def _bundles(
         yield bundle, packed
 
 
-class _Files:
-    """Reads the files of datasets and compares them with what is recorded of them, because a bundle gets a hash of its own."""
+def _read_files(catalog: Catalog, own: Sequence[DatasetRecord], last: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a dataset, as they are in a bundle: path below the Zarr store -> bytes.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-        self._last: dict[str, bytes] = {}
-
-    def read(self, own: Sequence[DatasetRecord]) -> dict[str, bytes]:
-        """Return the files of a dataset, as they are in a bundle: path below the Zarr store -> bytes."""
-        first, found = own[0], dict[str, bytes]()
-        facts = first.file_facts
-        frames = {} if facts.bundle is None else facts.bundle.frames
-        whole = {} if facts.bundle is None else self._whole(bundle_file(first.uid, facts.bundle), facts.bundle)
-        for name, digest in facts.frames.items():
-            path = frame_file(first.uid, name)
-            found[path] = self._bytes(path, frames.get(name), whole)
-            if hashlib.sha256(found[path]).hexdigest() != digest:
-                raise CorruptError(f"the frame {path} does not have the SHA-256 that was recorded")
-        for record in own:
-            specs, checksums = read_specs(record), record.array_checksums
-            for path, spec in specs.items():
-                key = member_of(record, spec)
-                # The arrays that are linked share their references.
-                if key in found:
-                    continue
-                found[key] = self._bytes(key, part_of(spec), whole)
-                if spec.linked is None:
-                    _check_shard(found[key], spec, checksums.get(shards_path(path)))
-                elif hashlib.sha256(found[key]).hexdigest() != spec.linked.sha256:
-                    raise CorruptError(f"the references {key} do not have the SHA-256 that was recorded")
-            found[f"{record.zarr_group}/zarr.json"] = described(self.catalog, record, specs)
-        return found
-
-    def _whole(self, file: str, facts: BundleFacts) -> dict[str, bytes]:
-        if file in self._last:
-            return self._last
-        data = self.catalog.arrays.read_bytes(file)
-        if hashlib.sha256(data).hexdigest() != facts.sha256:
+    They are compared with what is recorded of them, because a bundle gets a hash of its own. `last` keeps the shared
+    bundle that was read last, by its path.
+    """
+    first, found, arrays = own[0], dict[str, bytes](), catalog.arrays
+    facts = first.file_facts
+    frames, whole = dict[str, Span](), dict[str, bytes]()
+    if facts.bundle is not None:
+        file, frames = bundle_file(first.uid, facts.bundle), facts.bundle.frames
+        whole = {file: last.get(file) or arrays.read_bytes(file)}
+        if file not in last and hashlib.sha256(whole[file]).hexdigest() != facts.bundle.sha256:
             raise CorruptError(f"{file} does not have the SHA-256 that was recorded")
         # The next dataset is of the same bundle if it is shared.
-        if facts.file:
-            self._last = {file: data}
-        return {file: data}
+        if facts.bundle.file and file not in last:
+            last.clear()
+            last |= whole
 
-    def _bytes(self, path: str, span: Span | None, whole: Mapping[str, bytes]) -> bytes:
+    def read(path: str, span: Span | None) -> bytes:
         if span is None:
-            return self.catalog.arrays.read_bytes(path)
+            return arrays.read_bytes(path)
         if span.file not in whole:
-            return self.catalog.arrays.read_range(span.file, span.offset, span.n_bytes)
+            return arrays.read_range(span.file, span.offset, span.n_bytes)
         return whole[span.file][span.offset : span.offset + span.n_bytes]
+
+    for name, digest in facts.frames.items():
+        path = frame_file(first.uid, name)
+        found[path] = read(path, frames.get(name))
+        if hashlib.sha256(found[path]).hexdigest() != digest:
+            raise CorruptError(f"the frame {path} does not have the SHA-256 that was recorded")
+    for record in own:
+        specs, checksums = read_specs(record), record.array_checksums
+        for path, spec in specs.items():
+            key = member_of(record, spec)
+            # The arrays that are linked share their references.
+            if key in found:
+                continue
+            found[key] = read(key, part_of(spec))
+            if spec.linked is None:
+                wanted = checksums.get(shards_path(path))
+                shard = parse_shard(found[key], spec.chunks_per_shard, spec.path)
+                sound = all(has_checksum(shard.data[at : at + n]) for at, n in shard.index.tolist() if n >= 0)  # type: ignore[index]
+                if not sound or (wanted is not None and hash_shards({0: hash_shard([found[key]])}) != wanted):
+                    raise CorruptError(f"the array {spec.path} is not the one that was written")
+            elif hashlib.sha256(found[key]).hexdigest() != spec.linked.sha256:
+                raise CorruptError(f"the references {key} do not have the SHA-256 that was recorded")
+        found[f"{record.zarr_group}/zarr.json"] = described(catalog, record, specs)
+    return found
 
 
 def member_of(record: DatasetRecord, spec: ArraySpec) -> str:
@@ -229,26 +228,10 @@ def _is_in(spec: ArraySpec, file: str) -> bool:
     return span is not None and span.file == file
 
 
-def _moved(record: DatasetRecord, spec: ArraySpec, spans: Mapping[str, Span]) -> ArraySpec:
-    """Return the description of an array that is, or whose references are, in a bundle."""
-    span = spans[member_of(record, spec)]
-    if spec.linked is not None:
-        return replace(spec, linked=replace(spec.linked, references=span))
-    return replace(spec, within=span)
-
-
 def described(catalog: Catalog, record: DatasetRecord, specs: Mapping[str, ArraySpec]) -> bytes:
     """Return the metadata of a group that lists arrays of a bundle, for other readers."""
     facts = {"feature_space": record.feature_space, "kind": catalog.space(record.feature_space).kind.value}
     return group_metadata({"raggedatlas": facts}, {path: replace(spec, within=None) for path, spec in specs.items()})
-
-
-def _check_shard(data: bytes, spec: ArraySpec, digest: str | None) -> None:
-    """Raise if a shard is not the one that was written."""
-    shard = parse_shard(data, spec.chunks_per_shard, spec.path)
-    sound = all(has_checksum(shard.data[at : at + n]) for at, n in shard.index.tolist() if n >= 0)  # type: ignore[index]
-    if not sound or (digest is not None and hash_shards({0: hash_shard([data])}) != digest):
-        raise CorruptError(f"the array {spec.path} is not the one that was written")
 
 
 def _commit(catalog: Catalog, bundle: Bundle, packed: Sequence[Sequence[DatasetRecord]]) -> int:
@@ -320,7 +303,10 @@ def respanned(
     specs = read_specs(record)
     for path, spec in specs.items():
         if old is None or _is_in(spec, old):
-            specs[path] = _moved(record, spec, spans)
+            span, linked = spans[member_of(record, spec)], spec.linked
+            specs[path] = (
+                replace(spec, within=span) if linked is None else replace(spec, linked=replace(linked, references=span))
+            )
     changed = array_columns(specs, record.array_checksums)
     facts = record.file_facts
     if facts.frames and (old is None or (facts.bundle is not None and facts.bundle.file == old)):
@@ -332,28 +318,18 @@ def respanned(
 # ---- purging
 
 
-@dataclass(frozen=True)
-class Moves:
-    """Shared bundles that were written again without one dataset."""
+Moves = Mapping[str, tuple[BundleFacts, Mapping[str, Span]]]
+"""Shared bundle that was written again without one dataset -> the new one, without frames, and where each file is in it: path -> span."""
 
-    # old file -> the new one, without frames, and where each file is in it: path -> span
-    files: Mapping[str, "tuple[BundleFacts, dict[str, Span]]"]
 
-    def names(self, record: DatasetRecord) -> bool:
-        """Return whether a record names one of the old bundles."""
-        return any(_names(record, file) for file in self.files)
-
-    def apply(self, rows: pa.Table) -> pa.Table:
-        """Return rows of `datasets` that name the new bundles."""
-        records = datasets_from_table(rows) if self.files else []
-        if not any(map(self.names, records)):
-            return rows
-        for old, (facts, spans) in self.files.items():
-            records = [
-                respanned(r, facts, spans, old) if f'"{old}"' in r.facts or f'"{old}"' in r.arrays else r
-                for r in records
-            ]
-        return pa.Table.from_pylist([record.model_dump() for record in records], schema=DATASETS_SCHEMA)
+def follow_moves(moves: Moves, rows: pa.Table) -> pa.Table:
+    """Return rows of `datasets` that name the new bundles."""
+    records = datasets_from_table(rows) if moves else []
+    if not any(_names(record, file) for record in records for file in moves):
+        return rows
+    for old, (facts, spans) in moves.items():
+        records = [respanned(r, facts, spans, old) if _names(r, old) else r for r in records]
+    return pa.Table.from_pylist([record.model_dump() for record in records], schema=DATASETS_SCHEMA)
 
 
 def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
@@ -362,10 +338,9 @@ def leave_out(catalog: Catalog, uid: str, versions: Iterable[int]) -> Moves:
     named: dict[str, dict[str, DatasetRecord]] = {file: {} for file in files}
     for version in sorted(set(versions)) if files else []:
         for record in datasets_from_table(catalog.tables.at({DATASETS: version}).read(DATASETS)):
-            for file in files:
-                if record.uid != uid and (f'"{file}"' in record.facts or f'"{file}"' in record.arrays):
-                    named[file][record.zarr_group] = _united(named[file].get(record.zarr_group), record, file)
-    return Moves({file: _written_again(catalog, file, groups, uid) for file, groups in named.items() if groups})
+            for file in (file for file in files if record.uid != uid and _names(record, file)):
+                named[file][record.zarr_group] = _united(named[file].get(record.zarr_group), record, file)
+    return {file: _written_again(catalog, file, groups, uid) for file, groups in named.items() if groups}
 
 
 def _united(known: DatasetRecord | None, record: DatasetRecord, file: str) -> DatasetRecord:

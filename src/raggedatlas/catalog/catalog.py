@@ -27,7 +27,6 @@ from raggedatlas.model.records import (
     VERSIONS_SCHEMA,
     AtlasVersionRecord,
     DatasetRecord,
-    PurgeMark,
     datasets_from_table,
     read_json,
 )
@@ -150,13 +149,9 @@ class Catalog:
                 f"open the atlas itself with RaggedAtlas.open({self.location.uri!r})."
             )
 
-    def unfinished_purge(self) -> PurgeMark | None:
-        """Return the mark of a purge that has begun and is not finished, or None."""
-        return self.tables.unfinished_purge()
-
     def refuse_unfinished_purge(self, action: str) -> None:
         """Raise while a purge is unfinished: commits to tables that it rewrites would be lost."""
-        mark = self.unfinished_purge()
+        mark = self.tables.unfinished_purge()
         if mark is not None:
             raise mark.refusal(action, self.location.uri)
 
@@ -224,7 +219,7 @@ class Catalog:
         A purge makes the content of old snapshots the newest version of a table for a while. Its mark names the
         versions that hold the current content, and readers of the tip go by them.
         """
-        mark = None if self.read_only else self.unfinished_purge()
+        mark = None if self.read_only else self.tables.unfinished_purge()
         # In the stages `begun` and `deleting`, the newest versions are the current content.
         if mark is None or mark.stage != "rewriting":
             return self
@@ -291,7 +286,11 @@ class Catalog:
         return self.tables if self.tables.pinned is None else Tables(self.tables.location)
 
     def at(self, record: AtlasVersionRecord) -> "Catalog":
-        """Return the same atlas, pinned to a snapshot."""
+        """Return the same atlas, pinned to a snapshot; each table is opened when it is first read.
+
+        A table version that is gone (something other than this library cleaned up) is reported then, by a
+        `NotFoundError` that names it.
+        """
         return self.with_tables(self.tables.at(record.table_versions, record.manifest), record)
 
     @cached_property

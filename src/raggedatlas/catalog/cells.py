@@ -16,6 +16,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, SchemaError
 from raggedatlas.model.assets import AnnotationRecord, annotation_columns
 from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, facts_of, is_text, nan_to_null
+from raggedatlas.model.ids import free_name
 from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.bundle import Bundle, bundle_file
@@ -34,6 +35,7 @@ class CellColumn:
     stored: str  # its name in the cell table
     type: pa.DataType  # its stored type
     facts: ColumnFacts  # its type and categories in the file
+    source: str = ""  # its name in the file
 
 
 def in_datasets(cells: pa.Table | pa.RecordBatch, uids: Iterable[str]) -> Any:  # noqa: ANN401 - a mask, chunked as the cells are
@@ -187,7 +189,7 @@ def _convert(catalog: Catalog, name: str, target: pa.DataType) -> None:
     """
     tables = catalog.tables
     was = tables.schema(CELLS).field(name)
-    fresh, old = (_free(f"{name}__{word}", tables.schema(CELLS).names) for word in ("after", "before"))
+    fresh, old = (free_name(f"{name}__{word}", tables.schema(CELLS).names) for word in ("after", "before"))
 
     schema = pa.schema([pa.field(fresh, target, metadata=was.metadata)])
 
@@ -213,10 +215,6 @@ def _convert(catalog: Catalog, name: str, target: pa.DataType) -> None:
             raise
         tables.merge(CELLS, ["uid"], rows, update=True)
     tables.drop_columns(CELLS, [old])
-
-
-def _free(name: str, taken: Sequence[str]) -> str:
-    return name if name not in taken else _free(f"{name}_", taken)
 
 
 def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:

@@ -27,7 +27,7 @@ from raggedatlas.catalog.bundles import bundles_with
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, shares_bundles
 from raggedatlas.catalog.cells import cells_per_dataset
 from raggedatlas.catalog.deletion import remove_dead_deletions
-from raggedatlas.catalog.inventory import dataset_folders, inventory, shared_folders
+from raggedatlas.catalog.inventory import Inventory, dataset_folders, shared_folders
 from raggedatlas.catalog.kept_tables import MARKERS
 from raggedatlas.catalog.versions import (
     HEAD,
@@ -231,7 +231,7 @@ def free_folders(sweep: Sweep) -> None:
     """
     catalog = sweep.catalog
     # Bundles that datasets share have leases, too, from before they are written until records name them.
-    there = inventory(catalog)
+    there = Inventory(catalog)
     before = there.uids | there.folders
     named = (name for name in catalog.arrays.list_children() if UID.fullmatch(name) or SHARED.fullmatch(name))
     unknown = [name for name in named if name not in before]
@@ -281,15 +281,10 @@ def delete_replaced_files(sweep: Sweep) -> None:
         if keys and sweep.call != "dry run":
             # A group must not list arrays that are gone.
             place.delete_objects([key for key, _ in sorted(keys, key=lambda file: not file[0].endswith("zarr.json"))])
-            _remove_empty_folders(place)
-
-
-def _remove_empty_folders(place: Location) -> None:
-    if place.is_local:
-        for folder, _, _ in os.walk(place.checked_path(), topdown=False):
-            # Not empty where there are deleted rows, or another process is writing.
-            with contextlib.suppress(OSError):
-                Path(folder).rmdir()
+            for folder, _, _ in os.walk(place.checked_path(), topdown=False) if place.is_local else ():
+                # Not empty where there are deleted rows, or another process is writing.
+                with contextlib.suppress(OSError):
+                    Path(folder).rmdir()
 
 
 def remove_unnamed_frames(sweep: Sweep) -> None:
@@ -326,7 +321,7 @@ def delete_purged(sweep: Sweep) -> None:
     sweep.n_bytes += sum(freed)
     views = [catalog, *map(catalog.at, list_versions(catalog))]
     named: dict[str, set[str]] = {}
-    for groups in map_groups(lambda view: inventory(view).asset_groups, views):
+    for groups in map_groups(lambda view: Inventory(view).asset_groups, views):
         for group in groups:
             named.setdefault(group.zarr_group, set()).update(group.array_specs)
     for place, paths in named.items():
@@ -361,7 +356,7 @@ def remove_stray_tags(sweep: Sweep) -> None:
     tags = for_tables(sweep.catalog, tables.tag_names, sweep.table_names())
     purges = sweep.call == "purge"
     # This brings the list of snapshots up to date, too.
-    held = sweep.catalog.unfinished_purge() is not None and not purges
+    held = sweep.catalog.tables.unfinished_purge() is not None and not purges
     numbers = {record.version for record in list_versions(sweep.catalog)}
     oldest = time.time() - sweep.grace.total_seconds()
 

@@ -113,7 +113,7 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
     kept = at.deletions()
     if deletion.uid in {record.uid for record in kept}:
         return  # The commit of the last attempt was done, although its response was lost.
-    _refuse_running(catalog, at, "delete_cells()", own=deletion.uid)
+    refuse_running_deletion(at, "delete_cells()", own=deletion.uid)
     plans[:] = [_plan(catalog, at, uids, given=given)]
     rows = plans[0].rows
     if not rows:
@@ -133,7 +133,7 @@ def _attempt(catalog: Catalog, deletion: DeletionRecord, uids: pa.Array, plans: 
     if not catalog.tables.update_metadata_if(CELLS, {DELETIONS_KEY: _to_json(records)}, version):
         raise ConflictError(f"{CELLS} of {catalog.location.uri} changed")
     # A purge leaves its mark before it looks for running deletions, which leave their record before they look for the mark.
-    if catalog.unfinished_purge() is not None:
+    if catalog.tables.unfinished_purge() is not None:
         plans.clear()
         remove_dead_deletions(catalog)
         return
@@ -162,7 +162,7 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array, *, given: bool) -> _Pla
     missing = uids.filter(pa.array(~found))
     if len(missing) and given:
         # Uids of cells that were deleted before are no error.
-        before = [rows.column("uid") for record in known.values() for rows in _deleted_rows(catalog, at, record)]
+        before = [rows.column("uid") for record in known.values() for rows in _deleted_rows(at, record)]
         deleted = pa.chunked_array([chunk for column in before for chunk in column.chunks], pa.string())
         foreign = missing.filter(pc.invert(pc.is_in(missing, value_set=deleted.combine_chunks())))
         if len(foreign):
@@ -175,7 +175,7 @@ def _plan(catalog: Catalog, at: Catalog, uids: pa.Array, *, given: bool) -> _Pla
     each, addresses = _read_cells(at, index, counts)
     for uid, own in each.items():
         chosen = pa.array(index.find(own) >= 0)
-        left = _rows_left(catalog, at, known[uid])
+        left = _rows_left(at, known[uid])
         if len(left) != len(own):
             raise CorruptError(
                 f"Dataset {known[uid].name!r} has {len(own):,} cells in {catalog.location.uri}, {len(left):,} are recorded; run validate('rows')."
@@ -280,14 +280,10 @@ def remove_dead_deletions(catalog: Catalog) -> list[str]:
     return notes
 
 
-def refuse_running_deletion(catalog: Catalog, action: str) -> None:
-    """Raise if a process is deleting cells, whose record an action would take away."""
-    _refuse_running(catalog, catalog, action)
-
-
-def _refuse_running(catalog: Catalog, at: Catalog, action: str, own: str = "") -> None:
-    gone = {record.uid for record in at.deletions()}
-    for record in at.recorded_deletions():
+def refuse_running_deletion(catalog: Catalog, action: str, own: str = "") -> None:
+    """Raise if a process is deleting cells by another record than `own`, which an action would take away."""
+    gone = {record.uid for record in catalog.deletions()}
+    for record in catalog.recorded_deletions():
         if record.uid not in {*gone, own} and _is_running(catalog, record):
             raise ConflictError(
                 f"{action} is refused while process {record.owner.get('pid')} of {record.owner.get('host')} deletes cells of "
@@ -307,12 +303,12 @@ def rows_left(catalog: Catalog, record: DatasetRecord) -> NDArray[np.int64] | No
     """Return the rows of a dataset's cells that were not deleted, ascending; None if none was."""
     if not any(record.uid in deletion.datasets for deletion in catalog.deletions()):
         return None
-    return _rows_left(catalog, catalog, record)
+    return _rows_left(catalog, record)
 
 
-def _rows_left(catalog: Catalog, at: Catalog, record: DatasetRecord) -> NDArray[np.int64]:
+def _rows_left(catalog: Catalog, record: DatasetRecord) -> NDArray[np.int64]:
     left = np.ones(record.n_cells_added, bool)
-    for rows in _deleted_rows(catalog, at, record):
+    for rows in _deleted_rows(catalog, record):
         numbers = rows.column("row").to_numpy()
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(left):
             raise CorruptError(
@@ -322,10 +318,10 @@ def _rows_left(catalog: Catalog, at: Catalog, record: DatasetRecord) -> NDArray[
     return np.flatnonzero(left)
 
 
-def _deleted_rows(catalog: Catalog, at: Catalog, record: DatasetRecord) -> list[pa.Table]:
+def _deleted_rows(catalog: Catalog, record: DatasetRecord) -> list[pa.Table]:
     """Return ``row`` and ``uid`` of the deleted cells of a dataset, for each deletion."""
     tables = []
-    for deletion in at.deletions():
+    for deletion in catalog.deletions():
         cells = deletion.datasets.get(record.uid)
         if cells is not None:
             rows = read_frame(catalog, record, deletion.frame, cells.rows)

@@ -13,8 +13,8 @@ from raggedatlas.catalog.assets import AssetKind
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.cells import check_bundle, check_frames
 from raggedatlas.catalog.deletion import check_deleted_rows
-from raggedatlas.catalog.integrity import read_head, read_manifest
-from raggedatlas.catalog.inventory import dataset_folders, inventory
+from raggedatlas.catalog.integrity import read_head
+from raggedatlas.catalog.inventory import Inventory, dataset_folders
 from raggedatlas.catalog.kept_tables import AGAIN, kept_files
 from raggedatlas.catalog.versions import list_versions, tip_versions
 from raggedatlas.errors import AtlasError
@@ -24,7 +24,7 @@ from raggedatlas.model.validation import Problem, Validation
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.ledger import Ledger, Stamps
 from raggedatlas.store.location import Location, digest_file, digest_files
-from raggedatlas.store.manifests import COPY, FileEntry, Files, parse_manifest
+from raggedatlas.store.manifests import COPY, FileEntry, Files, parse_manifest, read_manifest
 from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.sources import copy_manifest
 from raggedatlas.store.tables import Tables
@@ -44,7 +44,7 @@ class _Part:
     name: str
     digest: str  # hash of all that is recorded of it
     paths: tuple[str, ...]  # where its files are, below the Zarr store
-    checks: tuple[Check, ...]  # they read it and return problems
+    check: Check  # reads it and returns problems
 
 
 def check_files(
@@ -88,7 +88,7 @@ def check_files(
     if before is not None and before.snapshot is not None:
         known = {(part.name, part.digest) for part in _parts(before)}
         fresh = [part for part in fresh if (part.name, part.digest) not in known]
-        old = read_manifest(before, before.snapshot.manifest)
+        old = read_manifest(before.tables.location, before.snapshot.manifest)
         files = {path: entry for path, entry in files.items() if old.get(path) != entry}
     # Token of what was found sound, by an earlier call or this one -> when.
     ledger, sound = Ledger(catalog.location) if incremental else None, dict[str, str]()
@@ -110,44 +110,36 @@ def check_files(
         found.n_files, found.n_bytes = found.n_files + n_files * first, found.n_bytes + n_bytes * first
         return token
 
-    tasks: list[_Task] = []
+    checks, tokens_of = list[Check](), list[dict[str, str]]()
     stamps = Stamps(catalog.tables.location)
     looked_up = {path: look_up(path, files[path].sha256, stamps, (path,)) for path in sorted(files)}
     tokens = {path: token for path, token in looked_up.items() if token is not None}
     for at in range(0, len(tokens), _FILES):
         some = dict([*tokens.items()][at : at + _FILES])
-        compare = partial(compare_files, catalog.tables.location, {path: files[path] for path in some})
-        tasks.append(_Task((compare,), some, together=False))
+        checks.append(partial(compare_files, catalog.tables.location, {path: files[path] for path in some}))
+        tokens_of.append(some)
     kept = kept_files(catalog.tables.location, records)
     tokens = {path: token for path in kept if (token := look_up(path, kept[path].sha256, stamps, (path,)))}
     if tokens:
         tables = {path: kept[path] for path in tokens}
-        check = partial(compare_files, catalog.tables.location, tables, rule="marker-table", fix=AGAIN)
-        tasks.append(_Task((check,), tokens, together=False))
+        checks.append(partial(compare_files, catalog.tables.location, tables, rule="marker-table", fix=AGAIN))
+        tokens_of.append(tokens)
     stamps = Stamps(catalog.arrays)
     for part in fresh:
         token = look_up(part.name, part.digest, stamps, part.paths)
         if token is not None:
-            tasks.append(_Task(part.checks, {part.name: token}, together=True))
-    each = run_tasks([partial(_all, task.checks) for task in tasks], executor, place=catalog.location)
-    for task, problems in zip(tasks, in_order(each), strict=True):
+            checks.append(part.check)
+            # No file has this name: any problem is one of the part.
+            tokens_of.append({"": token})
+    each = run_tasks(checks, executor, place=catalog.location)
+    for tokens, problems in zip(tokens_of, in_order(each), strict=True):
         found += problems
-        bad = {problem.path for problem in problems}
-        if not (task.together and problems):
-            sound |= dict.fromkeys((token for path, token in task.tokens.items() if path not in bad), utc_now())
+        bad = {problem.path for problem in problems} | ({""} if problems else set())
+        sound |= dict.fromkeys((token for path, token in tokens.items() if path not in bad), utc_now())
     if ledger is not None:
         # What is not part of an atlas any more is forgotten when everything was looked at.
         ledger.save(sound if catalog.snapshot is None and before is None else ledger.found | sound)
     found.snapshots = {record.version: record.root_hash for record in records}
-
-
-@dataclass(frozen=True)
-class _Task:
-    """Checks that one worker makes, and the token of each thing that they check, by its name in problems."""
-
-    checks: tuple[Check, ...]
-    tokens: dict[str, str]
-    together: bool
 
 
 def _all(checks: Sequence[Check]) -> list[Problem]:
@@ -156,7 +148,7 @@ def _all(checks: Sequence[Check]) -> list[Problem]:
 
 def _parts(view: Catalog) -> Iterator[_Part]:
     """Return what a view reaches in the Zarr store."""
-    there, arrays = inventory(view), view.arrays
+    there, arrays = Inventory(view), view.arrays
     for uid, own in there.datasets.items():
         yield _part(f"{uid}/frames", own[0].facts, _folders(own[0]), partial(check_frames, view, own))
         if gone := [(file, cells.rows, cells.n_cells) for file, cells in there.deleted.get(uid, {}).items()]:
@@ -178,7 +170,8 @@ def _parts(view: Catalog) -> Iterator[_Part]:
 
 
 def _part(name: str, recorded: object, paths: tuple[str, ...], *checks: Check) -> _Part:
-    return _Part(name, hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest(), paths, checks)
+    digest = hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()
+    return _Part(name, digest, paths, partial(_all, checks))
 
 
 def _folders(record: DatasetRecord) -> tuple[str, ...]:
@@ -214,7 +207,7 @@ def _recorded_files(
             text = f"its record is not the one that was written: the root hash is {record.root_hash}, {record.root} was recorded"
             problems.append(Problem("root", "must", place, text, COPY))
         try:
-            files |= read_manifest(catalog, record.manifest)
+            files |= read_manifest(catalog.tables.location, record.manifest)
         except AtlasError as error:
             problems.append(Problem("manifest", "must", place, str(error), COPY))
     if head and records:

@@ -45,14 +45,16 @@ LEVELS = ("symbol", "previous symbol", "alias")
 
 @dataclass(frozen=True)
 class Claim:
-    """A gene that may have some name."""
+    """A gene that may have some name, or a feature that may be meant by it."""
 
     level: int  # `SYMBOL`, `PREVIOUS` or `ALIAS`
-    rank: int  # who says so: 0 the authority that names genes, 1 an annotation
-    gene: str  # accession that stands for the gene
+    # who says so: 0 the authority that names genes, 1 an annotation; before and after these, `_HAND_RANK` and `_FILE_RANK`
+    rank: int
+    gene: str  # accession that stands for the gene; empty for a feature that no gene table knows by the name
     organism: str  # common name
     evidence: str  # for people
-    table: str  # the table that says so
+    table: str = ""  # the table that says so
+    row: int = -1  # the feature; -1 where the gene is none of the atlas
 
 
 @dataclass(frozen=True)
@@ -288,18 +290,6 @@ _HAND_RANK, _FILE_RANK = -1, 2
 """Ranks of symbols given by hand and in files; those of gene tables come between."""
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A feature, or a gene that no feature of the atlas is, that a name may mean; `row` is -1 for the latter."""
-
-    level: int
-    rank: int
-    row: int
-    gene: str
-    evidence: str
-    table: str | None = None
-
-
 @dataclass
 class NamedFeatures:
     """What became of the features that are known by a name alone.
@@ -314,10 +304,10 @@ class NamedFeatures:
     ambiguous: dict[int, tuple[int, ...]] = field(default_factory=dict)
     genes: dict[int, str] = field(default_factory=dict)  # registry row -> the gene that it is by the tables
 
-    def join(self, row: int, into: int, why: _Candidate) -> None:
+    def join(self, row: int, into: int, why: Claim) -> None:
         """Let a row count as another."""
         self.joined[row], self.evidence[row] = into, why.evidence
-        if why.table is not None:
+        if why.table:
             self.sources[row] = why.table
 
 
@@ -367,7 +357,7 @@ class NameResolver:
     def resolve(self, uids: Sequence[str]) -> NamedFeatures:
         """Resolve all of them; feature uids decide between equals."""
         found = NamedFeatures(genes=dict(self._gene_of))
-        of_gene: dict[str, list[tuple[int, _Candidate]]] = {}
+        of_gene: dict[str, list[tuple[int, Claim]]] = {}
         for row in self._plain:
             candidates = self._candidates(row)
             rows = sorted({one.row for one in candidates if one.row >= 0})
@@ -404,13 +394,11 @@ class NameResolver:
                     found.join(row, stands, candidate)
         return found
 
-    def _candidates(self, row: int) -> list[_Candidate]:
+    def _candidates(self, row: int) -> list[Claim]:
         """Return what the name of a row may mean, at the first level at which it means anything."""
         name, organism = self._names[row], self._organisms[row]
         found = [
-            _Candidate(
-                claim.level, claim.rank, self._row_of.get(claim.gene, -1), claim.gene, claim.evidence, claim.table
-            )
+            replace(claim, row=self._row_of.get(claim.gene, -1))
             for claim in self._claims.get(name, ())
             if UNKNOWN in (organism, claim.organism) or organism == claim.organism
         ]
@@ -426,14 +414,14 @@ class NameResolver:
                 # The symbol of a gene that the tables know is theirs; what a file calls it is one more name of it.
                 at = ALIAS if other in self._in_tables and not by_hand else level
                 rank = _HAND_RANK if by_hand else _FILE_RANK
-                found.append(_Candidate(at, rank, int(self._target[other]), "", f"{LEVELS[at]} {name}"))
+                found.append(Claim(at, rank, "", organism, f"{LEVELS[at]} {name}", row=int(self._target[other])))
         first = min((one.level for one in found), default=0)
         return [one for one in found if one.level == first]
 
 
-def _order(one: _Candidate) -> tuple[int, str, str]:
-    """Order candidates that mean the same: the best source first."""
-    return one.rank, one.evidence, one.table or ""
+def _order(one: Claim) -> tuple[int, str, str]:
+    """Order claims that mean the same: the best source first."""
+    return one.rank, one.evidence, one.table
 
 
 def _rows_by_text(column: pa.ChunkedArray, wanted: pa.Array) -> dict[str, list[int]]:

@@ -90,14 +90,6 @@ _NO_FACTS = pa.Table.from_batches([], FACTS_SCHEMA)  # `empty_table` would impor
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What is said of features besides the registry: the links that hold, and the gene tables in use."""
-
-    links: pa.Table
-    tables: Genes | None
-
-
-@dataclass(frozen=True)
 class Identity:
     """What follows from one registry and the links made by hand; rows are those of the registry."""
 
@@ -286,18 +278,18 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         old = _read_columns(catalog, IDENTITY, IDENTITY_SCHEMA) if IDENTITY in there else IDENTITY_SCHEMA.empty_table()
         old = old.cast(IDENTITY_SCHEMA)
         old_facts = _read_columns(catalog, FACTS, FACTS_SCHEMA).cast(FACTS_SCHEMA) if with_tables else _NO_FACTS
-        said = _Said(read_links(catalog), read_genes(catalog))
+        links, tables = read_links(catalog), read_genes(catalog)
         # Two stamps: a process died between the two commits below, so everything is derived anew.
         stamp = stamps.pop() if len(stamps) == 1 else None
         derived = [
-            _derived(catalog, space, table, said, _derived_up_to(stamp, inputs, table), old, old_facts)
+            _derived(catalog, space, table, links, tables, _derived_up_to(stamp, inputs, table), old, old_facts)
             for space, table in sorted(registries.items())
         ]
         rows = pa.concat_tables([IDENTITY_SCHEMA.empty_table(), *(mapping for mapping, _ in derived)])
         facts = pa.concat_tables([_NO_FACTS, *(facts for _, facts in derived)])
         if with_tables:
-            catalog.tables.overwrite(FACTS, _stamped(facts, inputs), there[FACTS])
-        rows_with_stamp = _stamped(rows, inputs)
+            catalog.tables.overwrite(FACTS, facts.replace_schema_metadata({_INPUTS: inputs}), there[FACTS])
+        rows_with_stamp = rows.replace_schema_metadata({_INPUTS: inputs})
         if IDENTITY not in there:
             try:
                 catalog.tables.create(IDENTITY, rows_with_stamp.schema, rows_with_stamp)
@@ -330,10 +322,6 @@ def _stamp(catalog: Catalog, table: str) -> bytes | None:
     return found
 
 
-def _stamped(rows: pa.Table, inputs: bytes) -> pa.Table:
-    return rows.replace_schema_metadata({_INPUTS: inputs})
-
-
 def _derived_up_to(stamp: bytes | None, inputs: bytes, table: str) -> int | None:
     """Return the version of a registry up to which the mapping holds; None where links, gene tables or rules have changed."""
     if stamp is None:
@@ -356,8 +344,8 @@ def fresh_identity(catalog: Catalog, space: str, registries: Mapping[str, str]) 
     if stamp == inputs:
         return read_identity(catalog, space)
     old = _read_columns(catalog, IDENTITY, IDENTITY_SCHEMA) if there else IDENTITY_SCHEMA.empty_table()
-    said, table = _Said(read_links(catalog), read_genes(catalog)), registries[space]
-    return _derived(catalog, space, table, said, _derived_up_to(stamp, inputs, table), old, _NO_FACTS)[0]
+    table, links, tables = registries[space], read_links(catalog), read_genes(catalog)
+    return _derived(catalog, space, table, links, tables, _derived_up_to(stamp, inputs, table), old, _NO_FACTS)[0]
 
 
 def read_inputs(catalog: Catalog, table: str) -> pa.Table:
@@ -375,15 +363,19 @@ def read_inputs(catalog: Catalog, table: str) -> pa.Table:
 
 
 def _derived(
-    catalog: Catalog, space: str, table: str, said: _Said, since: int | None, old: pa.Table, old_facts: pa.Table
-) -> tuple[pa.Table, pa.Table]:
-    """Derive the mapping of one space, and the facts that the gene tables know of its features; anew, or what has changed since a version."""
-    links = active_links(said.links, space)
-    tables = said.tables if space == GENE_SPACE else None
+    catalog: Catalog, space: str, table: str, made: pa.Table, tables: Genes | None, since: int | None, old: pa.Table, old_facts: pa.Table
+) -> tuple[pa.Table, pa.Table]:  # fmt: skip
+    """Derive the mapping of one space, and the facts that the gene tables know of its features; anew, or what has changed since a version.
+
+    `made` are the links of all spaces that were made by hand.
+    """
+    made = made.filter(pc.equal(made.column("space"), space))
+    links = active_links(made, space)
+    tables = tables if space == GENE_SPACE else None
     if since is None:
         registry = read_inputs(catalog, table)
         identity = derive_identity(registry, space, links, tables)
-        return _rows(registry, space, identity, said), _fact_rows(registry, space, identity, tables)
+        return _rows(registry, space, identity, made, tables), _fact_rows(registry, space, identity, tables)
     kept, kept_facts = (rows.filter(pc.equal(rows.column("space"), space)) for rows in (old, old_facts))
     # Compaction does not change this column of Lance, so only rows that were really written are found.
     if catalog.tables.session is not None:
@@ -396,14 +388,13 @@ def _derived(
     registry = read_inputs(catalog, table)
     registry = registry.take(pa.array(find_connected_rows(registry, touched, links, tables)))
     identity = derive_identity(registry, space, links, tables)
-    rows, facts = _rows(registry, space, identity, said), _fact_rows(registry, space, identity, tables)
-    return _replaced(kept, registry, rows), _replaced(kept_facts, registry, facts)
 
+    def put_in(before: pa.Table, fresh: pa.Table) -> pa.Table:
+        gone = pc.is_in(before.column("feature_uid"), value_set=registry.column("uid").combine_chunks())
+        return pa.concat_tables([before.filter(pc.invert(gone)), fresh]).sort_by("feature_uid")
 
-def _replaced(old: pa.Table, registry: pa.Table, fresh: pa.Table) -> pa.Table:
-    """Put rows in the place of those of some features."""
-    gone = pc.is_in(old.column("feature_uid"), value_set=registry.column("uid").combine_chunks())
-    return pa.concat_tables([old.filter(pc.invert(gone)), fresh]).sort_by("feature_uid")
+    rows, facts = _rows(registry, space, identity, made, tables), _fact_rows(registry, space, identity, tables)
+    return put_in(kept, rows), put_in(kept_facts, facts)
 
 
 def _fact_rows(registry: pa.Table, space: str, identity: Identity, tables: Genes | None) -> pa.Table:
@@ -429,15 +420,14 @@ def _fact_rows(registry: pa.Table, space: str, identity: Identity, tables: Genes
     return pa.Table.from_pylist(rows, schema=FACTS_SCHEMA).sort_by("feature_uid")
 
 
-def _rows(registry: pa.Table, space: str, identity: Identity, said: _Said) -> pa.Table:
+def _rows(registry: pa.Table, space: str, identity: Identity, links: pa.Table, tables: Genes | None) -> pa.Table:
     """Return the rows of the mapping, for the features that count as others."""
     moved = np.flatnonzero(identity.target != np.arange(len(identity.target)))
     uids = registry.column("uid")
     n = len(moved)
-    infos = {} if said.tables is None else said.tables.info_of
+    infos = {} if tables is None else tables.info_of
     sources = [infos.get(identity.sources.get(row, "")) for row in moved.tolist()]
-    linked = said.links.filter(pc.equal(said.links.column("space"), space))
-    made = dict(zip(linked.column("feature_uid").to_pylist(), linked.column("created_at").to_pylist(), strict=True))
+    made = dict(zip(links.column("feature_uid").to_pylist(), links.column("created_at").to_pylist(), strict=True))
     loaded = [
         datetime.fromisoformat(info.loaded_at) if info is not None and info.loaded_at else None for info in sources
     ]

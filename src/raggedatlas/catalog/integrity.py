@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.versions import HEAD, list_versions
 from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.store import manifests
 from raggedatlas.store.location import Location, digest_file
-from raggedatlas.store.manifests import FOLDER, FileEntry, Files, Manifest, parse_manifest
+from raggedatlas.store.manifests import FOLDER, FileEntry, Files, Manifest, parse_manifest, read_manifest
 from raggedatlas.store.runtime import map_requests, submit_request
 from raggedatlas.store.tables import Tables
 
@@ -24,7 +23,7 @@ def last_manifest(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> tu
     for record in reversed(records):
         # `check_files` reports a damaged one; here it only means that files are hashed again.
         with contextlib.suppress(CorruptError, NotFoundError):
-            return record.table_versions, read_manifest(catalog, record.manifest)
+            return record.table_versions, read_manifest(catalog.tables.location, record.manifest)
     return {}, {}
 
 
@@ -68,14 +67,9 @@ def _list_files(tables: Tables, versions: Mapping[str, int]) -> set[str]:
 
 def recorded_hashes(view: Catalog) -> dict[str, str]:
     """Return what is recorded of everything that a snapshot reaches: path below the atlas -> hash; no data are read."""
-    files = {} if view.snapshot is None else read_manifest(view, view.snapshot.manifest)
+    files = {} if view.snapshot is None else read_manifest(view.tables.location, view.snapshot.manifest)
     found = {f"lance_db/{path}": entry.sha256 for path, entry in files.items()}
-    return found | {f"zarr_store/{path}": identity for path, identity in inventory(view).identities.items()}
-
-
-def read_manifest(catalog: Catalog, digest: str) -> Files:
-    """Read the manifest of a snapshot; see `store.manifests.read_manifest`."""
-    return manifests.read_manifest(catalog.tables.location, digest)
+    return found | {f"zarr_store/{path}": identity for path, identity in Inventory(view).identities.items()}
 
 
 def seal_versions(

@@ -19,11 +19,11 @@ from raggedatlas.catalog.assets import AssetKind, group_by_dataset, read_assets,
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.cells import frame_file
 from raggedatlas.errors import CorruptError
+from raggedatlas.model.arrays import shards_path
 from raggedatlas.model.assets import DeletedCells
 from raggedatlas.model.records import BundleFacts, DatasetRecord
 from raggedatlas.store.bundle import SHARED, bundle_file
 from raggedatlas.store.references import references_file
-from raggedatlas.store.shards import shards_path
 
 _IN_TEXT = re.compile(rf'"file": "({SHARED.pattern})/')
 
@@ -129,11 +129,6 @@ class Inventory:
                 described = json.dumps({**spec, "within": None, "linked": link}, sort_keys=True)
                 found[f"{group.zarr_group}/{path}"] = f"{sha} {described}"
         return found
-
-
-def inventory(view: Catalog) -> Inventory:
-    """Return what a view reaches."""
-    return Inventory(view)
 
 
 def dataset_folders(own: Sequence[DatasetRecord]) -> set[str]:

@@ -153,8 +153,10 @@ def _change_registry(
             rows = pa.concat_tables([new, changed])
             catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
         elif new.num_rows:
+            index = known.column("global_index")
+            n = len(index) - index.null_count
             # No other writer can assign indices at the same time. If the existing ones are damaged, none is assigned: `reindex_registry` raises.
-            rows = _numbered(new, known) if _counts_on(known) else new
+            rows = _numbered(new, known) if n == 0 or pc.max(index).as_py() == n - 1 else new
             catalog.tables.append_alone(table, rows, version)
             changed_at = pa.repeat(pa.scalar(version + 1, known.schema.field(CHANGED_AT).type), rows.num_rows)
             rows = rows.append_column(known.schema.field(CHANGED_AT), changed_at)
@@ -162,13 +164,6 @@ def _change_registry(
         return new.num_rows, changed.num_rows
 
     return catalog.tables.retry(table, once)
-
-
-def _counts_on(known: pa.Table) -> bool:
-    """Return whether the largest index of a registry is the number of its indices minus one."""
-    index = known.column("global_index")
-    n = len(index) - index.null_count
-    return n == 0 or bool(pc.max(index).as_py() == n - 1)
 
 
 def _numbered(rows: pa.Table, known: pa.Table) -> pa.Table:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
@@ -24,7 +23,6 @@ from raggedatlas.catalog.cells import read_frame
 from raggedatlas.catalog.features import read_layouts
 from raggedatlas.errors import AtlasError, CorruptError, DuplicateError, SourceError, StaleSourceError, ValuesError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.frames import INDEX
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.validation import Problem
 from raggedatlas.store.content_hash import ContentHash
@@ -42,14 +40,6 @@ COUNTS = "counts"
 _LOOK = "Put back the file as it was, name it by relink() if it was moved, or drop the dataset and add the file again."
 
 
-@dataclass(frozen=True)
-class LinkedRows:
-    """The next rows of the linked layers of a group."""
-
-    row: int  # the first of them
-    layers: Mapping[str, Block]  # layer -> its rows, with the layer ``"values"``; columns as they are in the file
-
-
 def layer_paths(record: DatasetRecord) -> dict[str, str]:
     """Return the layers of a group whose values are linked: layer -> path of the array that `array_readers` reads their rows from."""
     links = read_links(record)
@@ -59,53 +49,53 @@ def layer_paths(record: DatasetRecord) -> dict[str, str]:
     }
 
 
-def iterate_linked(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
+def iterate_linked(
+    readers: Mapping[str, ArrayReader], record: DatasetRecord
+) -> Iterator[tuple[int, Mapping[str, Block]]]:
     """Read the linked layers of a group from their file, each entry once, the next rows while these are used.
 
-    `readers` are what `array_readers` gave. Raises an `AtlasError` if the file is not there or not the recorded one, or
-    holds something else.
+    `readers` are what `array_readers` gave. Yields the number of the first row of each step, and layer -> its rows, with
+    the layer ``"values"`` and columns as they are in the file. Raises an `AtlasError` if the file is not there or not
+    the recorded one, or holds something else.
     """
-    with closing(prefetch(_iterate(readers, record))) as ahead:
-        yield from ahead
-
-
-def _iterate(readers: Mapping[str, ArrayReader], record: DatasetRecord) -> Iterator[LinkedRows]:
     paths = layer_paths(record)
-    # Who reads all values looks at them itself, and can say where one is that is no count.
-    readers = {**readers, **{path: _unsampled(readers[path]) for path in paths.values()}}
-    itemsizes = [np.dtype(readers[path].spec.dtype).itemsize for path in paths.values()]
     if not paths:
         return
-    if "csr/indices" not in readers:
-        spec = readers[next(iter(paths.values()))].spec
-        chunk, width = spec.chunk_shape[0], int(np.prod(spec.row_shape, dtype=np.int64)) * sum(itemsizes)
+    # Who reads all values looks at them itself, and can say where one is that is no count.
+    values = {name: _unsampled(readers[path]) for name, path in paths.items()}
+    itemsize = sum(np.dtype(reader.spec.dtype).itemsize for reader in values.values())
+
+    def dense() -> Iterator[tuple[int, Mapping[str, Block]]]:
+        spec = next(iter(values.values())).spec
+        chunk, width = spec.chunk_shape[0], int(np.prod(spec.row_shape, dtype=np.int64)) * itemsize
         step = max(1, STEP_BYTES // max(1, chunk * width)) * chunk
         for row in range(0, record.n_cells, step):
             stop = min(record.n_cells, row + step)
-            yield LinkedRows(
+            yield row, {name: DenseBlock({"values": read_slice(own, row, stop)}) for name, own in values.items()}
+
+    def sparse() -> Iterator[tuple[int, Mapping[str, Block]]]:
+        indices = readers["csr/indices"]
+        indptr = read_bounds(readers["csr/indptr"], record.n_cells, record.n_entries)
+        # Of a matrix that is stored by column, each step reads all of it.
+        step = _TRANSPOSED_STEP if isinstance(indices, TransposedReader) else STEP_BYTES
+        most = step // (np.dtype(indices.spec.dtype).itemsize + itemsize)
+        row = 0
+        while row < record.n_cells:
+            # A row with more entries is a step of its own.
+            stop = max(row + 1, int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1)
+            start, end = int(indptr[row]), int(indptr[stop])
+            bounds, columns = indptr[row : stop + 1] - start, read_slice(indices, start, end)
+            yield (
                 row,
-                {name: DenseBlock({"values": read_slice(readers[path], row, stop)}) for name, path in paths.items()},
+                {
+                    name: CsrBlock(bounds, columns, {"values": read_slice(own, start, end)}, record.n_features)
+                    for name, own in values.items()
+                },
             )
-        return
-    indices = readers["csr/indices"]
-    indptr = read_bounds(readers["csr/indptr"], record.n_cells, record.n_entries)
-    # Of a matrix that is stored by column, each step reads all of it.
-    step = _TRANSPOSED_STEP if isinstance(indices, TransposedReader) else STEP_BYTES
-    most = step // (np.dtype(indices.spec.dtype).itemsize + sum(itemsizes))
-    row = 0
-    while row < record.n_cells:
-        # A row with more entries is a step of its own.
-        stop = max(row + 1, int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1)
-        start, end = int(indptr[row]), int(indptr[stop])
-        bounds, columns = indptr[row : stop + 1] - start, read_slice(indices, start, end)
-        yield LinkedRows(
-            row,
-            {
-                name: CsrBlock(bounds, columns, {"values": read_slice(readers[path], start, end)}, record.n_features)
-                for name, path in paths.items()
-            },
-        )
-        row = stop
+            row = stop
+
+    with closing(prefetch(sparse() if "csr/indices" in readers else dense())) as ahead:
+        yield from ahead
 
 
 def _unsampled(reader: ArrayReader) -> ArrayReader:
@@ -158,27 +148,6 @@ def refuse_duplicate(catalog: Catalog, first: DatasetRecord, text: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Places:
-    """Names cells and features of a group, for messages."""
-
-    catalog: Catalog
-    first: DatasetRecord  # the first record of the dataset
-    record: DatasetRecord  # that of the group
-
-    def __call__(self, row: int, column: int) -> str:
-        """Name the cell and feature of a value."""
-        # Rows of a modality that only some cells have are not those of the file.
-        cell = f"{self._name('obs', row)} " if self.record.n_cells == self.first.n_cells_added else ""
-        frame = f"var.{self.record.pointer}"
-        feature = f"feature {self._name(frame, column)} " if frame in self.first.file_facts.frames else ""
-        return f"cell {cell}(row {row}), {feature}(column {column}, both counted from 0)"
-
-    def _name(self, frame: str, at: int) -> str:
-        names: pa.ChunkedArray = read_frame(self.catalog, self.first, frame).column(INDEX)
-        return repr(names[at].as_py()) if at < len(names) else ""
-
-
 def check_linked(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     """Read all values of the arrays of a group that stay in a file outside of the atlas.
 
@@ -213,28 +182,27 @@ def _check_values(
     first, facts = records[0], records[0].file_facts
     is_hashed = facts.linked is not None and facts.linked.hashed == "full" and record.zarr_group == first.zarr_group
     content = content_hash(catalog, records) if is_hashed and record.layers[0] in layer_paths(record) else None
-    n_beyond, uncounted, repeated = 0, dict[str, int](), ""
-    for rows in iterate_linked(readers, record):
-        for name, block in rows.layers.items():
-            if name == COUNTS:
-                n = _count_uncounted(block.layers["values"])
-                uncounted[name] = uncounted.get(name, 0) + n
-        main = rows.layers[next(iter(rows.layers))]
+    complete = has_complete_rows(record, record.array_specs)
+    n_beyond = n_uncounted = 0
+    repeated = ""
+    for row, layers in iterate_linked(readers, record):
+        if COUNTS in layers:
+            values = layers[COUNTS].layers["values"]
+            counted = values >= 0
+            if values.dtype.kind == "f":
+                # NaN fails every comparison, and infinity is its own floor.
+                counted &= (np.floor(values) == values) & (values < np.inf)
+            n_uncounted += int(np.count_nonzero(~counted))
+        main = next(iter(layers.values()))
         if isinstance(main, CsrBlock):
             n_beyond += int(np.count_nonzero(beyond(main.indices, record.n_features)))
             if not n_beyond and not repeated:
                 try:
-                    canonicalize(main, record.zarr_group, rows.row, sum_duplicates=False)
+                    canonicalize(main, record.zarr_group, row, sum_duplicates=False)
                 except SourceError as error:
                     repeated = str(error).partition(";")[0]
         if content is not None and not n_beyond:
-            update_hash(
-                content,
-                rows.layers[record.layers[0]],
-                record.zarr_group,
-                rows.row,
-                complete=has_complete_rows(record, record.array_specs),
-            )
+            update_hash(content, layers[record.layers[0]], record.zarr_group, row, complete=complete)
     walked = {"csr/indices", *layer_paths(record).values()}
     walked |= {f"csc/layers/{layer}" for layer in column_layers(record.array_specs)}
     limits = index_limits(record)
@@ -250,21 +218,10 @@ def _check_values(
         )
     if repeated:
         problems += problem("repeated-entries", repeated)
-    for name, n in uncounted.items():
-        if n:
-            problems += problem("counts", f"{n:,} values of the layer {name!r} are not counts")
+    if n_uncounted:
+        problems += problem("counts", f"{n_uncounted:,} values of the layer {COUNTS!r} are not counts")
     if content is not None and not n_beyond and content.hexdigest() != first.content_hash:
         problems += problem(
             "content-hash", "the values of the file do not have the hash that was recorded when they were linked"
         )
     return problems
-
-
-def _count_uncounted(values: NDArray[Any]) -> int:
-    """Count the values that are no whole numbers of 0 or more."""
-    if values.dtype.kind in "bu":
-        return 0
-    if values.dtype.kind == "i":
-        return int(np.count_nonzero(values < 0))
-    # NaN fails every comparison, and infinity is its own floor.
-    return int(np.count_nonzero(~((values >= 0) & (np.floor(values) == values) & (values < np.inf))))

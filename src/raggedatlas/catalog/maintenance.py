@@ -7,7 +7,7 @@ from raggedatlas.catalog.catalog import DATASETS, IDENTITY, Catalog
 from raggedatlas.catalog.collectors import KEEP, Sweep
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.integrity import seal_versions
-from raggedatlas.catalog.inventory import inventory, shared_folders
+from raggedatlas.catalog.inventory import Inventory, shared_folders
 from raggedatlas.catalog.purge import resume_purge
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import AtlasError, DuplicateError
@@ -96,7 +96,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
 def _missing(catalog: Catalog) -> list[str]:
     """Say what is not in the Zarr store although the tip reaches it."""
     catalog.tables.refresh([LISTING, DATASETS, *asset_tables()])
-    there = inventory(catalog)
+    there = Inventory(catalog)
     named = {one.zarr_group for _, one in there.visible_assets if one.zarr_group}
     named |= {folder for folder in there.folders if SHARED.fullmatch(folder)}
     named |= {record.zarr_group for own in there.datasets.values() for record in own}

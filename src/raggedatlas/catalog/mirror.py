@@ -3,25 +3,25 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import uuid4
 
 from raggedatlas.catalog.assets import GRACE, read_links
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog, catalog_at, is_atlas
-from raggedatlas.catalog.integrity import read_manifest, seal_versions
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.integrity import seal_versions
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.kept_tables import kept_files
 from raggedatlas.catalog.versions import NUMBERED, delete_manifest_log, list_versions
 from raggedatlas.errors import ConflictError, CorruptError, MissingFileError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
-from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, Link
+from raggedatlas.model.records import AtlasVersionRecord, Link
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.wings import asset_tables
 from raggedatlas.store.linked import iterate_object, load_references
 from raggedatlas.store.location import Location, check_file_key, digest_file, local_file, read_blocks
-from raggedatlas.store.manifests import FOLDER, FileEntry, Manifest
+from raggedatlas.store.manifests import FOLDER, FileEntry, Manifest, read_manifest
 from raggedatlas.store.runtime import map_requests, prefetch
 from raggedatlas.store.shards import hash_shards, shard_entry, shards_below
 from raggedatlas.store.sources import copy_manifest, copy_path, read_copies, write_copies
@@ -96,15 +96,18 @@ def _copy_snapshots(
     if not dry_run:
         remove_partial(scratch, GRACE)
     groups, n_bytes, n_files = [], 0, 0
-    known = {uid for record in held for uid in inventory(mirror.at(record)).folders}
+    known = {uid for record in held for uid in Inventory(mirror.at(record)).folders}
     roots, folders, links = {record.root_hash for record in held}, set[str](), dict[str, _Linked]()
     # What snapshots that the mirror lacks record of the Zarr store: uid -> path below its folder -> hash.
     hashes: dict[str, dict[str, str]] = {}
     for record in records:
         # Read once, and one at a time: an atlas may have a thousand snapshots.
-        there = inventory(catalog.at(record))
+        there = Inventory(catalog.at(record))
         folders |= there.folders
-        links |= _links(record, there.datasets)
+        own_links = (
+            (uid, one, link) for uid, own in there.datasets.items() for one in own for link in read_links(one).values()
+        )
+        links |= {copy_path(uid, link.sha256): (link, one.name or uid, record) for uid, one, link in own_links}
         for path, sha256 in there.contents.items() if record.root_hash not in roots else ():
             uid, _, key = path.partition("/")
             hashes.setdefault(uid, {})[key] = sha256
@@ -123,8 +126,8 @@ def _copy_snapshots(
         n_bytes, n_files = n_bytes + sum(one.n_bytes for one in copied.values()), n_files + len(copied)
         groups += [uid] if copied else []
     progress("arrays", len(uids), len(uids))
-    sources = _Sources(catalog, mirror, links, records[-1])
-    sizes = sources.copy(scratch, values=values, dry_run=dry_run, progress=progress)
+    lost: dict[str, str] = {}
+    sizes = _copy_linked(catalog, mirror, links, records[-1], lost, values=values, dry_run=dry_run, progress=progress)
     n_bytes, n_files = n_bytes + sum(sizes.values()), n_files + len(sizes)
     groups = sorted({*groups, *(path.partition("/")[0] for path in sizes)})
     if held and not dry_run:
@@ -145,7 +148,16 @@ def _copy_snapshots(
         remove_partial(scratch, timedelta(0))
     progress("tables", 1, 1)
     notes = [f"snapshots: {len(records)}; {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
-    notes += sources.notes(values=values)
+    notes += [f"a file of older snapshots could not be copied: {text}" for text in lost.values()]
+    # With `values`, all are there that are not lost; after a dry run they would be.
+    copies = links.keys() if values else read_copies(mirror.location)
+    outside = [link.source for path, (link, _, _) in links.items() if path not in copies and path not in lost]
+    if outside:
+        rest = sorted({*outside})
+        text = f"the values of {len(outside):,} dataset(s) stay in {len(rest):,} linked file(s), which sync(values=True) copies"
+        local = [address for address in rest if "://" not in address]
+        place = f"; the mirror finds {local[0]} only where it lies at the same place from there"
+        notes.append(text + (place if local else ""))
     return MaintenanceReport(groups=tuple(groups), n_bytes=n_bytes, dry_run=dry_run, notes=tuple(notes))
 
 
@@ -153,77 +165,48 @@ _Linked = tuple[Link, str, AtlasVersionRecord]
 """One of the links to a file, the name of the dataset, and the newest snapshot that has it."""
 
 
-def _links(record: AtlasVersionRecord, datasets: Mapping[str, Sequence[DatasetRecord]]) -> dict[str, _Linked]:
-    """Return the files that the datasets of a snapshot are linked to, by the paths of their copies."""
-    each = ((uid, one, link) for uid, own in datasets.items() for one in own for link in read_links(one).values())
-    return {copy_path(uid, link.sha256): (link, one.name or uid, record) for uid, one, link in each}
+def _copy_linked(
+    catalog: Catalog, mirror: Catalog, links: Mapping[str, _Linked], newest: AtlasVersionRecord, lost: dict[str, str], *,
+    values: bool, dry_run: bool, progress: Progress,
+) -> dict[str, int]:  # fmt: skip
+    """Copy the files that datasets of snapshots are linked to and that the mirror lacks, with `values`, and list those that it has.
 
-
-@dataclass(frozen=True)
-class _Sources:
-    """The files outside of an atlas that datasets of snapshots are linked to, and the copies of them in its mirror."""
-
-    catalog: Catalog
-    mirror: Catalog
-    links: Mapping[str, _Linked]  # by the path of the copy
-    newest: AtlasVersionRecord
-    # Path of the copy of each file of older snapshots that could not be copied -> why.
-    lost: dict[str, str] = field(default_factory=dict, init=False)
-
-    def copy(self, scratch: Location, *, values: bool, dry_run: bool, progress: Progress) -> dict[str, int]:
-        """Copy those that the mirror lacks, with `values`, and list those that it has.
-
-        Returns what was copied: path below its Zarr store -> bytes. Files that only older snapshots are linked to may
-        be gone for good; they are noted in `lost`. A file of the newest snapshot that is not the recorded one, or
-        cannot or may not be read, raises.
-        """
-        before = read_copies(self.mirror.location)
-        links = self.links if values or before else {}
-        copied, complete = dict[str, int](), set[str]()
-        for done, (path, (link, name, snapshot)) in enumerate(sorted(links.items())):
-            progress("linked files", done, len(links))
-            uid, objects = path.partition("/")[0], load_references(self.catalog.arrays, link).objects
-            numbers = {f"{path}/{key}" if key else path: n for n, key in enumerate(objects.keys)}
-            # Asked in any case: `gc` of the mirror may have freed copies. A file is there with all of its bytes or not at all.
-            there = {f"{uid}/{key}": size for key, size, _ in self.mirror.arrays.child(uid).list_objects()}
-            lacking = [key for key, n in numbers.items() if there.get(key) != objects.n_bytes[n]]
-            is_complete = not lacking and copy_manifest(path) in there
-            if values and not dry_run and not is_complete:
-                try:
-                    source = self.catalog.sources.open_link(link, uid, name)
-                    blocks = {key: partial(iterate_object, source, objects, numbers[key]) for key in lacking}
-                    write = partial(_write_or_digest, blocks, self.mirror.arrays, scratch)
-                    files = dict(zip(numbers, map_requests(write, [*numbers]), strict=True))
-                except StoreError as error:
-                    if snapshot is self.newest:
-                        raise
-                    self.lost[path] = str(error)
-                    continue
-                self.mirror.arrays.write_bytes(copy_manifest(path), Manifest(files=files).to_bytes())
-                is_complete = True
-            if values:
-                copied |= {key: int(objects.n_bytes[numbers[key]]) for key in lacking}
-            if is_complete:
-                complete.add(path)
-        if complete != before and not dry_run:
-            write_copies(self.mirror.location, complete)
-        progress("linked files", len(links), len(links))
-        return copied
-
-    def notes(self, *, values: bool) -> list[str]:
-        """Say of which datasets the mirror reads the values from files that were not copied."""
-        # With `values`, all are there that are not lost; after a dry run they would be.
-        copies = self.links.keys() if values else read_copies(self.mirror.location)
-        outside = {path: link.source for path, (link, _, _) in self.links.items() if path not in copies}
-        notes = [f"a file of older snapshots could not be copied: {text}" for text in self.lost.values()]
-        rest = sorted({address for path, address in outside.items() if path not in self.lost})
-        if not rest:
-            return notes
-        n_datasets = len(outside) - len(self.lost)
-        text = f"the values of {n_datasets:,} dataset(s) stay in {len(rest):,} linked file(s), which sync(values=True) copies"
-        local = [address for address in rest if "://" not in address]
-        place = f"; the mirror finds {local[0]} only where it lies at the same place from there"
-        return [*notes, text + (place if local else "")]
+    `links` are by the path of the copy. Returns what was copied: path below the Zarr store of the mirror -> bytes. Files
+    that only older snapshots than `newest` are linked to may be gone for good; why is noted in `lost`, by the path of
+    the copy. A file of the newest snapshot that is not the recorded one, or cannot or may not be read, raises.
+    """
+    before = read_copies(mirror.location)
+    links = links if values or before else {}
+    copied, complete, scratch = dict[str, int](), set[str](), mirror.location.child(PARTIAL)
+    for done, (path, (link, name, snapshot)) in enumerate(sorted(links.items())):
+        progress("linked files", done, len(links))
+        uid, objects = path.partition("/")[0], load_references(catalog.arrays, link).objects
+        numbers = {f"{path}/{key}" if key else path: n for n, key in enumerate(objects.keys)}
+        # Asked in any case: `gc` of the mirror may have freed copies. A file is there with all of its bytes or not at all.
+        there = {f"{uid}/{key}": size for key, size, _ in mirror.arrays.child(uid).list_objects()}
+        lacking = [key for key, n in numbers.items() if there.get(key) != objects.n_bytes[n]]
+        is_complete = not lacking and copy_manifest(path) in there
+        if values and not dry_run and not is_complete:
+            try:
+                source = catalog.sources.open_link(link, uid, name)
+                blocks = {key: partial(iterate_object, source, objects, numbers[key]) for key in lacking}
+                write = partial(_write_or_digest, blocks, mirror.arrays, scratch)
+                files = dict(zip(numbers, map_requests(write, [*numbers]), strict=True))
+            except StoreError as error:
+                if snapshot is newest:
+                    raise
+                lost[path] = str(error)
+                continue
+            mirror.arrays.write_bytes(copy_manifest(path), Manifest(files=files).to_bytes())
+            is_complete = True
+        if values:
+            copied |= {key: int(objects.n_bytes[numbers[key]]) for key in lacking}
+        if is_complete:
+            complete.add(path)
+    if complete != before and not dry_run:
+        write_copies(mirror.location, complete)
+    progress("linked files", len(links), len(links))
+    return copied
 
 
 def _refuse_foreign(
@@ -260,7 +243,7 @@ def _entries(catalog: Catalog, records: Iterable[AtlasVersionRecord]) -> dict[st
     """Return the files of tables that snapshots reach."""
     entries: dict[str, FileEntry] = {}
     for record in records:
-        entries |= read_manifest(catalog, record.manifest)
+        entries |= read_manifest(catalog.tables.location, record.manifest)
     return entries
 
 
@@ -329,7 +312,8 @@ def _copy(
     def copy(file: _File) -> FileEntry:
         if dry_run:
             return FileEntry(max(file.n_bytes, 0), "")
-        return _copy_file(source, file.key, target, scratch, file.sha256)
+        blocks, name = read_blocks(source, file.key), f"{source.uri}/{file.key}"
+        return write_blocks(blocks, target, file.key, scratch, name, file.sha256)
 
     apply: Callable[..., Iterable[object]] = map if source.is_local and target.is_local else map_requests
     missing = [file for file, lacks in zip(files, apply(lacking, files), strict=True) if lacks]
@@ -356,16 +340,6 @@ def remove_partial(scratch: Location, grace: timedelta) -> None:
                 scratch.checked_path().rmdir()
 
 
-def _copy_file(source: Location, key: str, target: Location, scratch: Location, sha256: str = "") -> FileEntry:
-    """Copy one file to the same key of another location, where readers see all or nothing; return length and hash.
-
-    In a folder it is written to `scratch` first: what a process that dies leaves must not lie among the files of a
-    geometry store, whose digest is over all of them. `sha256` is what is recorded, empty where nothing is; if the
-    source does not have it, the target stays as it was.
-    """
-    return write_blocks(read_blocks(source, key), target, key, scratch, f"{source.uri}/{key}", sha256)
-
-
 def _write_or_digest(
     blocks: Mapping[str, Callable[[], Iterable[memoryview]]], target: Location, scratch: Location, key: str
 ) -> FileEntry:
@@ -387,8 +361,9 @@ def write_blocks(
 ) -> FileEntry:
     """Write a file that readers see all of or nothing; return length and hash.
 
-    `sha256` is what is recorded of what `name` holds, empty where nothing is; if the blocks do not have it, the target
-    stays as it was.
+    In a folder it is written to `scratch` first: what a process that dies leaves must not lie among the files of a
+    geometry store, whose digest is over all of them. `sha256` is what is recorded of what `name` holds, empty where
+    nothing is; if the blocks do not have it, the target stays as it was.
     """
     n_bytes, content = 0, hashlib.sha256()
 

@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from raggedatlas.catalog.catalog import FORMAT, Catalog
-from raggedatlas.catalog.integrity import read_manifest
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, StoreError
-from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.store.cache_folder import CACHE_OPTIONS, user_cache
 from raggedatlas.store.gateway import Gateway
 from raggedatlas.store.location import WEB_SCHEMES, Location, digest_entries
-from raggedatlas.store.manifests import FOLDER, FileEntry
+from raggedatlas.store.manifests import FOLDER, FileEntry, read_manifest
 from raggedatlas.store.published import ARRAYS, HEAD, TABLES, KeptBlocks, PackedFile, PublishedFiles, StoredFolder
 from raggedatlas.store.shards import hash_shards, shard_entry, shards_below
 from raggedatlas.store.sources import SourceAccess, Sources
@@ -25,29 +23,6 @@ _FILE = re.compile(
     r"\.(h5ad|h5mu|h5|hdf5|zarr|zip|cxg|loom|parquet|csv|tsv|gz|json|geojson|ply|obj|stl)/?$", re.IGNORECASE
 )
 _ADDRESS = re.compile(rf"(?:{'|'.join(WEB_SCHEMES)}|hf)://|doi:", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class PublishedOpener:
-    """How the files of a published atlas are reached; picklable, so that other processes reach them too.
-
-    `offline` and `any_redirect` are those of `open_published`.
-    """
-
-    location: Location | None  # the folder where it is on this machine or in an object store
-    address: str  # its address elsewhere
-    cache: KeptBlocks | None  # keeps tables on a local disk
-    offline: bool
-    any_redirect: bool
-
-    def __call__(self) -> PublishedFiles:
-        """Open them."""
-        folder = (
-            StoredFolder(self.location)
-            if self.location is not None
-            else WebFolder.of(self.address, any_redirect=self.any_redirect)
-        )
-        return PublishedFiles(folder, self.cache, offline=self.offline)
 
 
 def split_address(address: str) -> tuple[str, str | None]:
@@ -117,7 +92,13 @@ def open_published(
     gateway, location = _open_files(address, storage_options or {}, cache, offline=offline, any_redirect=any_redirect)
     files = gateway.files
     root = _ROOT.fullmatch(str(at))
-    record = files.head.find(at, location.uri) if root is None else _find_root(files, root[1], location.uri)
+    if root is None:
+        record = files.head.find(at, location.uri)
+    else:
+        roots = {one.root_hash: one for one in files.head.snapshots}
+        if root[1] not in roots:
+            raise NotFoundError(f"No snapshot of {location.uri} has the root hash {root[1]}; published are {[*roots]}.")
+        record = roots[root[1]]
     if files.head.atlas_format != FORMAT:
         raise AtlasError(
             f"The atlas at {location.uri} has format {files.head.atlas_format!r}, and this version of raggedatlas reads {FORMAT!r}; use the "
@@ -129,7 +110,7 @@ def open_published(
         # The root hash covers the record, this the manifest, that the tables, and these all other files.
         manifest = f"{TABLES}{FOLDER}/{record.manifest}.json"
         gateway.trust({manifest: record.manifest})
-        entries = read_manifest(view, record.manifest)
+        entries = read_manifest(view.tables.location, record.manifest)
         trusted = {manifest: record.manifest, **{f"{TABLES}{path}": entry.sha256 for path, entry in entries.items()}}
         gateway.trust(trusted)
         gateway.trust(trusted | covered_arrays(view, files.places))
@@ -159,17 +140,16 @@ def _open_files(
     kept = KeptBlocks.of_options(options) if options.get("cache_dir") else None
     place = None if _ADDRESS.match(address) else Location.of(address, storage_options)
     shown = address.partition("?")[0].rstrip("/") if place is None else place.uri
-    gateway = Gateway(shown, PublishedOpener(place, address, kept, offline, any_redirect))
+    gateway = Gateway(shown, partial(_read_published, place, address, kept, offline=offline, any_redirect=any_redirect))
     return gateway, Location(shown, options, gateway)
 
 
-def _find_root(files: PublishedFiles, root: str, address: str) -> AtlasVersionRecord:
-    for record in files.head.snapshots:
-        if record.root_hash == root:
-            return record
-    raise NotFoundError(
-        f"No snapshot of {address} has the root hash {root}; published are {[r.root_hash for r in files.head.snapshots]}."
-    )
+def _read_published(
+    place: Location | None, address: str, cache: KeptBlocks | None, *, offline: bool, any_redirect: bool
+) -> PublishedFiles:
+    """Open the files of a published atlas, in this process or another: in a folder here or in an object store, or else at an address."""
+    folder = StoredFolder(place) if place is not None else WebFolder.of(address, any_redirect=any_redirect)
+    return PublishedFiles(folder, cache, offline=offline)
 
 
 def covered_arrays(view: Catalog, places: Mapping[str, PackedFile]) -> dict[str, str]:
@@ -189,7 +169,7 @@ def covered_arrays(view: Catalog, places: Mapping[str, PackedFile]) -> dict[str,
             "that it was published from, and publish it again from a sound copy."
         )
 
-    there = inventory(view)
+    there = Inventory(view)
     for path, sha256 in there.contents.items():
         place = places.get(ARRAYS + path)
         if place is not None:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,18 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import GRACE, read_links
 from raggedatlas.catalog.catalog import DATASETS, FORMAT, UID_KEY, VERSIONS, Catalog, catalog_at, is_atlas
-from raggedatlas.catalog.integrity import read_manifest, seal_versions
-from raggedatlas.catalog.inventory import dataset_folders, inventory
+from raggedatlas.catalog.integrity import seal_versions
+from raggedatlas.catalog.inventory import Inventory, dataset_folders
 from raggedatlas.catalog.kept_tables import MARKERS
 from raggedatlas.catalog.mirror import PARTIAL, named_files, refuse_nested, remove_partial, write_blocks
 from raggedatlas.catalog.published import covered_arrays, published_files
 from raggedatlas.catalog.versions import find_version, list_versions
 from raggedatlas.errors import CorruptError, NotFoundError, StoreError
 from raggedatlas.model.arguments import Progress
-from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, versions_to_table
+from raggedatlas.model.records import AtlasVersionRecord, versions_to_table
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.location import Location, read_blocks
-from raggedatlas.store.manifests import FileEntry
+from raggedatlas.store.manifests import FileEntry, read_manifest
 from raggedatlas.store.published import (
     ARRAYS,
     HEAD,
@@ -108,8 +107,15 @@ def publish(
     records = [chosen[number] for number in sorted(chosen)]
     views = [catalog.at(record) for record in records]
     refuse_nested(catalog.location, target)
-    _refuse_links(views)
-    without = _unlicensed(views[-1])
+    for view in views:
+        linked = (own for own in Inventory(view).datasets.values() if any(map(read_links, own)))
+        for name in (own[0].name or own[0].uid for own in linked):
+            raise StoreError(
+                f"The dataset {name!r} is linked to a file outside of {view.location.uri}, which readers of a published atlas would not "
+                f"reach; run materialize({name!r}) and take a snapshot first."
+            )
+    newest = Inventory(views[-1]).datasets
+    without = [own[0].name or uid for uid, own in newest.items() if not own[0].file_facts.license]
     if without and require_license:
         raise StoreError(
             f"{len(without):,} dataset(s) of {catalog.location.uri} have no licence: {', '.join(without[:5])}{', ...' if len(without) > 5 else ''}. "
@@ -122,12 +128,20 @@ def publish(
         for view in views:
             files |= _array_files(view)
         there = {key: size for key, size, _ in target.list_objects()}
-        listed = _listed_before(records, old, old_places)
+        # The list of snapshots that was published before, where it is of the same ones; its files are in packs alone.
+        same = old is not None and old.snapshots == records
+        listed = {
+            path: _NeededFile(Location("."), path, one.n_bytes, one.sha256)
+            for path, one in old_places.items()
+            if same and path.startswith(f"{TABLES}{VERSIONS}.lance/")
+        }
         places = _reuse(files | listed, old, old_places, there)
         opening, packs = _plan(files | listed, places)
         if packs or not listed:
             # The list of the published snapshots has other bytes whenever it is made.
-            files |= _list_snapshots(records, Location(scratch))
+            made, rows = Tables(Location(scratch).child("lance_db")), versions_to_table(records)
+            made.create(VERSIONS, rows.schema, rows)
+            files |= {TABLES + key: _NeededFile(made.location, key, n) for key, n, _ in made.location.list_objects()}
             places = _reuse(files, old, old_places, there)
             opening, packs = _plan(files, places)
         n_new = sum(files[path].n_bytes for paths in packs.values() for path in paths)
@@ -142,8 +156,13 @@ def publish(
             entries[pack], placed = _write_pack(target, pack, own, there.get(pack))
             places |= placed
         progress("packs", len(packs), len(packs))
-    for view in views:
-        _check(view, places)
+    for view, record in zip(views, records, strict=True):
+        # What was published must be what the snapshot records.
+        covered_arrays(view, places)
+        for path, entry in read_manifest(view.tables.location, record.manifest).items():
+            place = places[TABLES + path]
+            if (place.n_bytes, place.sha256) != tuple(entry):
+                raise CorruptError(f"{path} of {view.location.uri} does not have its recorded SHA-256; run verify().")
     n_opening = max((p.offset + p.n_bytes for p in places.values() if p.pack == opening), default=0)
     index, n_index = write_index(places)
     head = Head(
@@ -151,7 +170,14 @@ def publish(
         index_entry=FileEntry(len(index), hashlib.sha256(index).hexdigest()), index_bytes=n_index, packs=entries,
         opening=(opening, n_opening), n_bytes=sum(p.n_bytes for p in places.values()),
     )  # fmt: skip
-    notes += _write_texts(target, views[-1], head, card, there)
+    for name, text in (
+        (README, _readme(views[-1], head, card, target)),
+        (CITATION, _citation(views[-1], card, target)),
+    ):
+        if name in there and _MARK.encode() not in target.read_bytes(name):
+            notes.append(f"{name} is not one that publish() wrote, and stays as it is")
+        else:
+            target.write_bytes(name, text.encode())
     texts = {name: target.read_bytes(name) for name in (README, CITATION)}
     hashes = {
         name: hashlib.sha256(data).hexdigest()
@@ -162,28 +188,20 @@ def publish(
     target.write_bytes(CHECKSUMS, "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items())).encode())
     # Last: until then readers see what was there before.
     target.write_bytes(HEAD, head.to_bytes())
-    removed = _remove_unused(target, head)
+    # Readers of the head before may need what is younger.
+    oldest = datetime.now(UTC) - GRACE
+    unused = [
+        key
+        for key, _, when in target.list_objects()
+        if (PACK.fullmatch(key) or INDEX.fullmatch(key)) and key not in {*head.packs, head.index} and when < oldest
+    ]
+    target.delete_objects(unused)
     remove_partial(target.child(PARTIAL), timedelta(0))
     notes.insert(
         0, f"snapshots: {len(records)}, in {len(entries) + 5:,} files at {target.uri}; {len(packs):,} pack(s) written"
     )
-    notes += [f"{removed:,} file(s) of earlier snapshots removed"] if removed else []
+    notes += [f"{len(unused):,} file(s) of earlier snapshots removed"] if unused else []
     return MaintenanceReport(n_bytes=n_new, notes=tuple(notes))
-
-
-def _refuse_links(views: Sequence[Catalog]) -> None:
-    for view in views:
-        for own in inventory(view).datasets.values():
-            if any(read_links(record) for record in own):
-                name = own[0].name or own[0].uid
-                raise StoreError(
-                    f"The dataset {name!r} is linked to a file outside of {view.location.uri}, which readers of a published atlas would not "
-                    f"reach; run materialize({name!r}) and take a snapshot first."
-                )
-
-
-def _unlicensed(view: Catalog) -> list[str]:
-    return [own[0].name or uid for uid, own in inventory(view).datasets.items() if not own[0].file_facts.license]
 
 
 def _read_target(target: Location, catalog: Catalog) -> tuple[Head | None, Mapping[str, PackedFile]]:
@@ -207,7 +225,7 @@ def _table_files(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> dic
     place = catalog.tables.location
     files: dict[str, _NeededFile] = {}
     for record in records:
-        entries = read_manifest(catalog, record.manifest)
+        entries = read_manifest(catalog.tables.location, record.manifest)
         files |= {f"{TABLES}{path}": _NeededFile(place, path, *entry) for path, entry in entries.items()}
     for path in sorted(named_files(place, records)):
         data = place.read_bytes(path)
@@ -215,28 +233,10 @@ def _table_files(catalog: Catalog, records: Sequence[AtlasVersionRecord]) -> dic
     return files
 
 
-def _listed_before(
-    records: Sequence[AtlasVersionRecord], old: Head | None, old_places: Mapping[str, PackedFile]
-) -> dict[str, _NeededFile]:
-    """Return the list of snapshots that was published before, where it is of the same ones; its files are in packs alone."""
-    if old is None or old.snapshots != records:
-        return {}
-    own = {path: one for path, one in old_places.items() if path.startswith(f"{TABLES}{VERSIONS}.lance/")}
-    return {path: _NeededFile(Location("."), path, one.n_bytes, one.sha256) for path, one in own.items()}
-
-
-def _list_snapshots(records: Sequence[AtlasVersionRecord], scratch: Location) -> dict[str, _NeededFile]:
-    """Make the table that lists the published snapshots alone."""
-    made = Tables(scratch.child("lance_db"))
-    rows = versions_to_table([*records])
-    made.create(VERSIONS, rows.schema, rows)
-    return {TABLES + key: _NeededFile(made.location, key, n_bytes) for key, n_bytes, _ in made.location.list_objects()}
-
-
 def _array_files(view: Catalog) -> dict[str, _NeededFile]:
     """Return the files of the Zarr store that a snapshot reaches, dataset by dataset."""
     files: dict[str, _NeededFile] = {}
-    there = inventory(view)
+    there = Inventory(view)
     recorded = there.files
     for uid in sorted(there.folders):
         for key, n_bytes, _ in sorted(view.arrays.child(uid).list_objects()):
@@ -354,40 +354,6 @@ class _Cut:
             yield part
 
 
-def _check(view: Catalog, places: Mapping[str, PackedFile]) -> None:
-    """Raise if what was published is not what the snapshot records."""
-    covered_arrays(view, places)
-    assert view.snapshot is not None
-    for path, entry in read_manifest(view, view.snapshot.manifest).items():
-        place = places[TABLES + path]
-        if (place.n_bytes, place.sha256) != tuple(entry):
-            raise CorruptError(f"{path} of {view.location.uri} does not have its recorded SHA-256; run verify().")
-
-
-def _remove_unused(target: Location, head: Head) -> int:
-    """Remove packs and indexes that readers of the head before do not need any more."""
-    oldest = datetime.now(UTC) - GRACE
-    used = {*head.packs, head.index}
-    unused = [
-        key
-        for key, _, when in target.list_objects()
-        if (PACK.fullmatch(key) or INDEX.fullmatch(key)) and key not in used and when < oldest
-    ]
-    target.delete_objects(unused)
-    return len(unused)
-
-
-def _write_texts(target: Location, view: Catalog, head: Head, card: Card, there: Mapping[str, int]) -> list[str]:
-    """Write README and citation; return notes on those that others wrote and that stay."""
-    notes = []
-    for name, text in ((README, _readme(view, head, card, target)), (CITATION, _citation(view, card, target))):
-        if name in there and _MARK.encode() not in target.read_bytes(name):
-            notes.append(f"{name} is not one that publish() wrote, and stays as it is")
-            continue
-        target.write_bytes(name, text.encode())
-    return notes
-
-
 def _text(given: str | Path) -> str:
     """Return a text, or that of a file."""
     path = Path(given) if isinstance(given, Path) or (given and "\n" not in given and len(given) < 1000) else None
@@ -410,7 +376,7 @@ def _title(target: Location) -> str:
 
 
 def _readme(view: Catalog, head: Head, card: Card, target: Location) -> str:
-    record, there = head.snapshots[-1], inventory(view).datasets
+    record, there = head.snapshots[-1], Inventory(view).datasets
     spaces: dict[str, int] = {}
     organisms = set[str]()
     for space in view.spaces().values():
@@ -419,7 +385,13 @@ def _readme(view: Catalog, head: Head, card: Card, target: Location) -> str:
             if len(names):
                 spaces[space.name] = len(names)
                 organisms |= {str(one) for one in pc.unique(names).to_pylist() if one and one != "unknown"}
-    rows = [_dataset_row(own) for own in there.values()]
+    rows = []
+    for own in there.values():
+        n = own[0].file_facts.n_cells
+        n = max(group.n_cells for group in own) if n is None else n
+        names = ", ".join(_cell(group.feature_space) for group in own)
+        license = _cell(own[0].file_facts.license) or "-"
+        rows.append(f"| {_cell(own[0].name or own[0].uid)} | {n:,} | {names} | {license} |")
     shown = rows[:_MOST_LISTED]
     more = f"\n... and {len(rows) - len(shown):,} more.\n" if len(rows) > len(shown) else ""
     label = f"{record.version} ({_cell(record.label)})" if record.label else f"{record.version}"
@@ -450,13 +422,6 @@ def _readme(view: Catalog, head: Head, card: Card, target: Location) -> str:
 
 def _code(text: str) -> str:
     return text.replace("\\", "").replace('"', "").replace("`", "")
-
-
-def _dataset_row(own: Sequence[DatasetRecord]) -> str:
-    n_cells = own[0].file_facts.n_cells
-    n = max(record.n_cells for record in own) if n_cells is None else n_cells
-    spaces = ", ".join(_cell(record.feature_space) for record in own)
-    return f"| {_cell(own[0].name or own[0].uid)} | {n:,} | {spaces} | {_cell(own[0].file_facts.license) or '-'} |"
 
 
 def _citation(view: Catalog, card: Card, target: Location) -> str:
@@ -506,7 +471,7 @@ def clone(
     _refuse_other(view, files.head.snapshots, target)
     folders: set[str] | None = None
     if datasets is not None:
-        there = inventory(view)
+        there = Inventory(view)
         folders = {*there.deleted.keys() & set(datasets)}.union(
             *(dataset_folders(there.datasets[uid]) for uid in datasets)
         )
@@ -516,10 +481,15 @@ def clone(
     steps = _clone_steps(files, folders)
     missing = [[path for path in step if _size(target, path) != files.places[path].n_bytes] for step in steps]
     total, done = sum(map(len, missing)), 0
+
+    def copy(path: str) -> FileEntry:
+        with contextlib.closing(prefetch(files.read_file(path))) as ahead:
+            return write_blocks(ahead, target, path, target.child(PARTIAL))
+
     for step in missing:
         for at in range(0, len(step), _AT_ONCE):
             progress("files", done, total)
-            done += len(map_groups(partial(_copy_file, files, target), step[at : at + _AT_ONCE]))
+            done += len(map_groups(copy, step[at : at + _AT_ONCE]))
     progress("files", total, total)
     seal_versions(catalog_at(target))
     remove_partial(target.child(PARTIAL), timedelta(0))
@@ -540,7 +510,7 @@ def _refuse_other(view: Catalog, records: Sequence[AtlasVersionRecord], target: 
     known = {record.root_hash for record in list_versions(there)}
     # An earlier call that died may have left a part without snapshots, as another atlas may have none yet.
     same = known <= {record.root_hash for record in records} and _uid(there) == _uid(view)
-    if not same or inventory(there).datasets.keys() - {uid for r in records for uid in inventory(view.at(r)).datasets}:
+    if not same or Inventory(there).datasets.keys() - {uid for r in records for uid in Inventory(view.at(r)).datasets}:
         raise StoreError(f"{target.uri} is another atlas, or was written to since it was cloned; name an empty place.")
 
 
@@ -571,8 +541,3 @@ def _size(target: Location, path: str) -> int:
         return int(obstore.head(target.store(), path)["size"])
     except FileNotFoundError:
         return -1
-
-
-def _copy_file(files: PublishedFiles, target: Location, path: str) -> FileEntry:
-    with contextlib.closing(prefetch(files.read_file(path))) as ahead:
-        return write_blocks(ahead, target, path, target.child(PARTIAL))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.assets import (
     asset_kinds,
-    group_by_dataset,
+    find_dataset,
     is_this_process,
     process_alive,
     purged,
@@ -21,12 +21,12 @@ from raggedatlas.catalog.assets import (
     source_facts,
     this_process,
 )
-from raggedatlas.catalog.bundles import leave_out
+from raggedatlas.catalog.bundles import follow_moves, leave_out
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
 from raggedatlas.catalog.collectors import Sweep
 from raggedatlas.catalog.deletion import refuse_running_deletion
 from raggedatlas.catalog.integrity import last_manifest, seal_versions, write_manifest
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.optimization import WORTH_INDEXING, index_table
 from raggedatlas.catalog.versions import (
     PURGING,
@@ -117,7 +117,21 @@ def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
         now, n_cells = catalog.tables.known_purge() or mark, 0
         if now.stage == "rewriting":
             now, n_cells = _rewrite_all(catalog, now)
-        return _delete(catalog, now, n_cells)
+        # The arrays go, and all table versions that no snapshot names; then the mark.
+        there = [*catalog.tables.versions((*_purged_tables(), VERSIONS))]
+        report = Sweep(
+            catalog,
+            "purge",
+            timedelta(0),
+            timedelta(0),
+            there,
+            (now.uid, *now.stores),
+            groups=[now.uid],
+            n_cells=n_cells,
+        ).run()
+        catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
+        seal_versions(catalog)
+        return report
 
     try:
         if mark.stage == "begun":
@@ -127,7 +141,7 @@ def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
     except BaseException:
         # Also when it is interrupted: this process does not go on, so that any other may finish it with `repair`.
         with suppress(AtlasError):
-            left = catalog.unfinished_purge()
+            left = catalog.tables.unfinished_purge()
             if left is not None:
                 _write_mark(catalog, left.model_copy(update={"owner": {}}))
         raise
@@ -193,19 +207,6 @@ def _purged_tables() -> tuple[str, ...]:
     return CELLS, DATASETS, *asset_tables()
 
 
-def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
-    """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
-    tables, uid = catalog.tables, mark.uid
-    there = [*tables.versions((*_purged_tables(), VERSIONS))]
-    sweep = Sweep(
-        catalog, "purge", timedelta(0), timedelta(0), there, (uid, *mark.stores), groups=[uid], n_cells=n_cells
-    )
-    report = sweep.run()
-    tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
-    seal_versions(catalog)
-    return report
-
-
 def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> tuple[PurgeMark, int]:
     """Write every snapshot and then the tip without the dataset; return the mark of what remains to be done, and how many cells the tip had of it."""
     uid, tips = mark.uid, mark.tables
@@ -250,38 +251,36 @@ def _without_dataset(
 ) -> AtlasVersionRecord | None:
     """Return a snapshot with table versions without the dataset; None if it has nothing of the dataset."""
     old = record.table_versions
-    found = {name: rewriter.found[name, old[name]] for name in _purged_tables() if name in old}
-    versions = {**old, **{name: one.version for name, one in found.items()}}
+    names = [name for name in _purged_tables() if name in old]
+    versions = {**old, **{name: rewriter.made[name, old[name]] for name in names}}
     if versions == old:
         return None
     # A dataset that was dropped before this snapshot may still be in its files, as deleted rows.
-    listed = found[DATASETS].n_rows > 0
+    n_cells, n_records = (rewriter.removed.get((name, old[name]), 0) for name in (CELLS, DATASETS))
+    listed = n_records > 0
     return record.model_copy(
         update={
             "table_versions": versions,
             "manifest": write_manifest(catalog, versions, *last_manifest(catalog, [record]), hashed),
-            "n_cells": record.n_cells - (found[CELLS].n_rows if listed else 0),
+            "n_cells": record.n_cells - (n_cells if listed else 0),
             "n_datasets": record.n_datasets - listed,
             "ignored": [other for other in record.ignored if other != rewriter.uid],
         }
     ).sealed()
 
 
-@dataclass(frozen=True)
-class _Rewritten:
-    """The version of a table that is left of an older one, and how many rows were removed."""
-
-    version: int
-    n_rows: int = 0
-
-
 class _Rewriter:
-    """Makes versions of the tables without one dataset; `found` is what is left of each table and older version."""
+    """Makes versions of the tables without one dataset.
+
+    `made` is what is left of each table and older version, and `removed` how many rows of it went, where some did.
+    """
 
     def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
         self.catalog, self.uid, self.tips = catalog, uid, tips
-        views = _views(catalog, tips)
-        assets = [inventory(view).assets for view in views]
+        # All snapshots, and the tip with what is current of the tables.
+        there = catalog.tables.at({**catalog.tables.versions((CELLS, *asset_tables())), **tips})
+        views = [*map(catalog.at, list_versions(catalog)), catalog.with_tables(there)]
+        assets = [Inventory(view).assets for view in views]
         self._seen = {kind: [one for found in assets for one in found[kind]] for kind in asset_kinds()}
         self._changes = {kind.table: (kind, kind.without_dataset(catalog, uid, views)) for kind in self._seen}
         # Assets from which data of the dataset cannot be removed are deleted, also those that had some in an older snapshot.
@@ -290,19 +289,20 @@ class _Rewriter:
         }
         versions = [record.table_versions.get(DATASETS, 0) for record in list_versions(catalog)]
         self.moves = leave_out(catalog, uid, [tips[DATASETS], *filter(None, versions)])
-        self.found: dict[tuple[str, int], _Rewritten] = {}
+        self.made: dict[tuple[str, int], int] = {}
+        self.removed: dict[tuple[str, int], int] = {}
 
     def rewrite(self, name: str, versions: Iterable[int]) -> None:
         """Write the content of versions of a table, without the dataset, each once, and at last that of the tip."""
         tip, tables = self.tips[name], self.catalog.tables
         older = sorted({*versions} - {0, tip})
         # Records that name a shared bundle which is written again are all written anew.
-        if name == CELLS or (name == DATASETS and not self.moves.files):
+        if name == CELLS or (name == DATASETS and not self.moves):
             column = "dataset_uid" if name == CELLS else "uid"
             removal = RowRemoval(tables, name, equals(column, self.uid), [*older, tip])
             for version in (*older, tip):
                 found = removal.find(version)
-                self.found[name, version] = _Rewritten(version)
+                self.made[name, version] = version
                 if found.rewritten or (version == tip and tables.version(name) != version):
                     made = removal.write(version)
                     if name == CELLS:
@@ -310,20 +310,20 @@ class _Rewriter:
                             kind.build_indexes(self.catalog, {one.uid: one for one in records}.values())
                         index_table(self.catalog, CELLS, WORTH_INDEXING)
                         made = tables.version(CELLS)
-                    self.found[name, version] = _Rewritten(made, found.n_rows)
+                    self.made[name, version], self.removed[name, version] = made, found.n_rows
             removal.read_back()
         else:
             for version in (*older, tip):
-                self.found[name, version] = self._overwrite(name, version)
+                self._overwrite(name, version)
 
-    def _overwrite(self, name: str, old: int) -> _Rewritten:
+    def _overwrite(self, name: str, old: int) -> None:
         """Write the content of a version of a table of assets or datasets, without the dataset, unless that changes nothing."""
         tables = self.catalog.tables
         pinned = tables.at({name: old})
         rows = pinned.read(name)
         if name == DATASETS:
             left = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
-            left = self.moves.apply(left)
+            left = follow_moves(self.moves, left)
         else:
             kind, change = self._changes[name]
             found = [change(record) for record in kind.parse(rows) if record.uid not in self.assets]
@@ -331,11 +331,12 @@ class _Rewriter:
         newest = tables.version(name)
         is_newest = old == newest or old != self.tips[name]
         if is_newest and left.equals(rows.cast(left.schema)) and not pinned.has_deleted_rows(name):
-            return _Rewritten(old)
+            self.made[name, old] = old
+            return
         # `overwrite_if` succeeds only directly after `newest`, so the new version is the next number.
         if not tables.overwrite_if(name, left, newest):
             raise _concurrent_write_error(self.catalog)
-        return _Rewritten(newest + 1, rows.num_rows - left.num_rows)
+        self.made[name, old], self.removed[name, old] = newest + 1, rows.num_rows - left.num_rows
 
 
 def _concurrent_write_error(catalog: Catalog) -> ConflictError:
@@ -347,20 +348,8 @@ def _concurrent_write_error(catalog: Catalog) -> ConflictError:
 def _find(catalog: Catalog, uid_or_name: str) -> tuple[str, str]:
     """Find uid and name of a dataset at the tip, or else in the snapshots from the newest to the oldest."""
     for view in [catalog, *(catalog.at(record) for record in reversed(list_versions(catalog)))]:
-        datasets = group_by_dataset(read_records(view))
-        if uid_or_name in datasets:
-            return uid_or_name, datasets[uid_or_name][0].name
-        named = [uid for uid, records in datasets.items() if records[0].name == uid_or_name]
-        if len(named) > 1:
-            raise NotFoundError(f"{len(named)} datasets are called {uid_or_name!r}; use one of their uids: {named}.")
-        if named:
-            return named[0], uid_or_name
+        records = read_records(view)
+        if any(uid_or_name in (record.uid, record.name) for record in records):
+            first = find_dataset(catalog, uid_or_name, records)[0]
+            return first.uid, first.name
     raise NotFoundError(f"Neither the tip nor any snapshot of {catalog.location.uri} has a dataset {uid_or_name!r}.")
-
-
-def _views(catalog: Catalog, tips: Mapping[str, int]) -> list[Catalog]:
-    """Return all snapshots, and the tip with some tables at given versions."""
-    tables = catalog.tables
-    tip = tables.versions((CELLS, *asset_tables()))
-    pinned = catalog.with_tables(tables.at({**tip, **tips}))
-    return [*map(catalog.at, list_versions(catalog)), pinned]

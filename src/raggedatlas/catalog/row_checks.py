@@ -1,6 +1,6 @@
 """Checks of the rows of the cell table: ids, pointers, counts and values, of all rows or of those that changed since a snapshot."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -58,7 +58,7 @@ class _GroupCheck:
     def add(self, at: NDArray[np.int64], start: NDArray[np.int64] | None, end: NDArray[np.int64] | None) -> None:
         """Add the pointers of a batch of cells."""
         self.n += len(at)
-        # Only these may index `rows`; `_take_pointers` gives -1 for a null.
+        # Only these may index `rows`; a null is -1.
         good = (at >= 0) & (at < self.record.n_cells)
         if start is not None and end is not None:
             inside = (start >= 0) & (start <= end) & (end <= self.record.n_entries)
@@ -200,7 +200,24 @@ class _Walk:
         count_cells(batch.column("dataset_uid"), self.counts)
         rows = batch.filter(in_datasets(batch, self._datasets))
         for name, kind in self._pointers.items():
-            _take_pointers(rows, name, kind, self._groups, self._foreign)
+            pointing = rows.filter(pc.is_valid(rows.column(name)))
+            pointer, owner = pointing.column(name), pointing.column("dataset_uid")
+            path = pc.fill_null(pc.struct_field(pointer, "zarr_group"), "").dictionary_encode()
+            codes = path.indices.to_numpy()
+            parts = ("zarr_row", "start", "end") if kind is PointerKind.SPARSE else ("position",)
+            values = [pc.fill_null(pc.struct_field(pointer, part), -1).to_numpy() for part in parts]
+            for code, group in enumerate(path.dictionary.to_pylist()):
+                here = codes == code
+                seen = self._groups.get(group)
+                if seen is not None and seen.record.pointer in {"", name}:
+                    if not seen.drop:
+                        here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
+                    mine = [value[here] for value in values]
+                    seen.add(mine[0], *(mine[1:] or (None, None)))
+                    # What is left points into a group of another dataset.
+                    here = (codes == code) & ~here
+                if here.any():
+                    self._foreign[name, group] = self._foreign.get((name, group), 0) + int(here.sum())
         for name, found in self._counts.items():
             count_cells(rows.column("dataset_uid").filter(pc.is_valid(rows.column(name))), found)
         return rows
@@ -336,34 +353,6 @@ def _repeated(numbers: NDArray[np.uint64]) -> list[Problem]:
     shown = [f"{number:016x}" for number in np.unique(numbers)[:3].tolist()]
     text = f"{len(numbers):,} cells bear the uid of another cell, e.g. {shown}"
     return [Problem("duplicate-uid", "must", CELLS, text, "Restore a snapshot.")]
-
-
-def _take_pointers(
-    rows: pa.RecordBatch,
-    name: str,
-    kind: PointerKind,
-    groups: Mapping[str, _GroupCheck],
-    foreign: dict[tuple[str, str], int],
-) -> None:
-    rows = rows.filter(pc.is_valid(rows.column(name)))
-    pointer = rows.column(name)
-    path = pc.fill_null(pc.struct_field(pointer, "zarr_group"), "").dictionary_encode()
-    codes = path.indices.to_numpy()
-    owner = rows.column("dataset_uid")
-    parts = ("zarr_row", "start", "end") if kind is PointerKind.SPARSE else ("position",)
-    values = [pc.fill_null(pc.struct_field(pointer, part), -1).to_numpy() for part in parts]
-    for code, group in enumerate(path.dictionary.to_pylist()):
-        here = codes == code
-        seen = groups.get(group)
-        if seen is not None and seen.record.pointer in {"", name}:
-            if not seen.drop:
-                here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
-            mine = [value[here] for value in values]
-            seen.add(mine[0], *(mine[1:] or (None, None)))
-            # What is left points into a group of another dataset.
-            here = (codes == code) & ~here
-        if here.any():
-            foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
 
 
 def check_pointers(catalog: Catalog, record: DatasetRecord) -> list[Problem]:

@@ -383,15 +383,6 @@ def _check(pinned: Catalog, before: Catalog | None) -> "ContentCheck":
     return found
 
 
-def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:
-    """Return the atlas at a snapshot, read-only; each table is opened when it is first read.
-
-    A table version that is gone (something other than this library cleaned up) is reported when its table is read, by a
-    `NotFoundError` that names it.
-    """
-    return catalog.at(record)
-
-
 def open_latest(
     location: Location, *, schema: type[HoxBaseSchema] | None = None, arrays: Location | None = None, sources: Sources = "allow",
 ) -> Catalog:  # fmt: skip
@@ -401,7 +392,7 @@ def open_latest(
     it is not next to the tables. `sources` is the rule of `SourceAccess`.
     """
     held = open_held(location, sources)
-    view = open_snapshot(held.tip(), find_version(held))
+    view = held.tip().at(find_version(held))
     if arrays is not None:
         view = replace(view, arrays=arrays)
     if schema is not None:
@@ -444,7 +435,7 @@ def _restore(catalog: Catalog, version: int | str, earlier: Mapping[str, str]) -
     """Restore a snapshot in a session, in which the `earlier` datasets had been purged."""
     place = catalog.location
     record = find_version(catalog, version)
-    then = open_snapshot(catalog, record)
+    then = catalog.at(record)
     refuse_unknown_assets(catalog, "restore()")
     steps: list[Callable[[], Any]] = [
         partial(read_assets, then),

@@ -36,7 +36,7 @@ from raggedatlas.catalog.deletion import check_unfinished
 from raggedatlas.catalog.features import Layout, Registry, read_ahead, read_layouts, read_registry
 from raggedatlas.catalog.file_checks import RESTORE, check_files
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.linked_values import check_linked
 from raggedatlas.catalog.row_checks import (
     Changed,
@@ -169,7 +169,7 @@ def _confirmed(catalog: Catalog, check: Callable[[Catalog], Validation]) -> Vali
     if once and not catalog.read_only:
         # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
         with contextlib.suppress(AtlasError):
-            current = inventory(catalog.current())
+            current = Inventory(catalog.current())
             named = current.uids | current.folders
             group = re.compile(r"((?:shared-)?[0-9a-f]{16})/")
             once = [problem for problem in once if {*group.findall(f"{problem.path} {problem.message}")} <= named]
@@ -218,7 +218,7 @@ def check_content(
     changed = [record for record in records if there.get(record.zarr_group) != record]
     assets, old_assets = read_assets(catalog), {} if before is None else read_assets(before)
     problems += _check_records(catalog, records, changed)
-    problems += [problem for kind, found in assets.items() for problem in kind.check_records(catalog, found)]
+    problems += [problem for kind, found in assets.items() if found for problem in kind.check_records(catalog, found)]
     check_features = partial(_check_features, catalog, before, records, changed, hashed=level == "deep")
     uids = {record.uid for record in records}
     if level == "quick":
@@ -250,7 +250,7 @@ def check_content(
     for kind, found in assets.items():
         known, seen = old_assets.get(kind, []), rows.touched
         due = [one for one in found if one not in known or seen is None or seen & set(one.cells_of)]
-        problems += kind.check_cells(catalog, due, values=level == "deep")
+        problems += kind.check_cells(catalog, due, values=level == "deep") if due else []
     if level == "deep":
         bad = damaged | {problem.path for problem in problems}
         sound = [record for record in changed if record.zarr_group not in bad]
@@ -404,7 +404,7 @@ def _check_pinned(catalog: Catalog, before: Catalog | None = None) -> list[Probl
 def _check_versions(catalog: Catalog) -> list[Problem]:
     """Check that every snapshot's table versions are there, and that no purge is half done."""
     problems = []
-    unfinished = catalog.unfinished_purge()
+    unfinished = catalog.tables.unfinished_purge()
     if unfinished is not None:
         text = f"the purge of dataset {unfinished.shown} is not finished; nothing can be written before it is"
         problems.append(
@@ -434,7 +434,21 @@ def _check_records(
         if n > 1:
             text = f"{n} records name the group {group!r}"
             problems.append(Problem("duplicate-record", "must", DATASETS, text, "Run restore() of a snapshot."))
-    problems += _check_duplicates(records)
+    content: dict[tuple[str, str], dict[str, str]] = {}
+    names: dict[str, list[str]] = {}
+    for uid, own in group_by_dataset(records).items():
+        if own[0].content_hash:
+            content.setdefault((own[0].content_hash, own[0].feature_space), {})[uid] = own[0].name
+        names.setdefault(own[0].name, []).append(uid)
+    for same in (same for same in content.values() if len(same) > 1):
+        named = ", ".join(f"{name!r} ({uid})" for uid, name in same.items())
+        text = f"{len(same)} datasets hold the same cells, features and values: {named}"
+        way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
+        problems.append(Problem("duplicate-dataset", "must", DATASETS, text, way_out))
+    for name, uids in names.items():
+        if name and len(uids) > 1:
+            text = f"{len(uids)} datasets are called {name!r}: {uids}"
+            problems.append(Problem("duplicate-name", "practice", DATASETS, text, "Use their uids."))
     for record in changed:
         space = spaces.get(record.feature_space)
         if space is None:
@@ -450,28 +464,6 @@ def _check_records(
             text = f"the group {record.zarr_group!r} is not below its dataset {record.uid!r}"
             problems.append(Problem("group-name", "must", DATASETS, text, "Restore a snapshot."))
         problems += check_specs(record, space)
-    return problems
-
-
-def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
-    """Find datasets with the same content, and datasets with the same name."""
-    content: dict[tuple[str, str], dict[str, str]] = {}
-    names: dict[str, list[str]] = {}
-    for uid, own in group_by_dataset(records).items():
-        if own[0].content_hash:
-            content.setdefault((own[0].content_hash, own[0].feature_space), {})[uid] = own[0].name
-        names.setdefault(own[0].name, []).append(uid)
-    problems = []
-    for same in content.values():
-        if len(same) > 1:
-            named = ", ".join(f"{name!r} ({uid})" for uid, name in same.items())
-            text = f"{len(same)} datasets hold the same cells, features and values: {named}"
-            way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
-            problems.append(Problem("duplicate-dataset", "must", DATASETS, text, way_out))
-    for name, uids in names.items():
-        if name and len(uids) > 1:
-            text = f"{len(uids)} datasets are called {name!r}: {uids}"
-            problems.append(Problem("duplicate-name", "practice", DATASETS, text, "Use their uids."))
     return problems
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from raggedatlas.catalog.assets import alive_among
 from raggedatlas.catalog.catalog import CELLS, DATASETS, IDENTITY_TABLES, LAYOUTS, VERSIONS, Catalog
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.errors import ConflictError, CorruptError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_given_name
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
@@ -183,7 +183,7 @@ def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
         catalog.tables.refresh(registries)
     if all(catalog.tables.version(name) == draft.table_versions[name] for name in registries):
         return True
-    return inventory(catalog.at(draft)).uids <= inventory(catalog).uids
+    return Inventory(catalog.at(draft)).uids <= Inventory(catalog).uids
 
 
 def for_tables(catalog: Catalog, function: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
@@ -237,7 +237,7 @@ def untag_everywhere(catalog: Catalog, tag: str, tables: list[str]) -> None:
 
 def refuse_running_adds(catalog: Catalog, action: str) -> None:
     """Raise if an `add` is running that would not survive an action."""
-    there = inventory(catalog)
+    there = Inventory(catalog)
     known = there.uids | there.folders
     # An `add` has a group before it has cells.
     fresh = [c for c in catalog.arrays.list_children() if (UID.fullmatch(c) or SHARED.fullmatch(c)) and c not in known]
@@ -245,7 +245,7 @@ def refuse_running_adds(catalog: Catalog, action: str) -> None:
     if running:
         # One may have ended, and not taken its lease away yet.
         catalog.tables.refresh([LISTING, DATASETS, *asset_tables()])
-        there = inventory(catalog)
+        there = Inventory(catalog)
         running = [uid for uid in running if uid not in there.uids | there.folders]
     if running:
         raise ConflictError(

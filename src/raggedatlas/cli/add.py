@@ -23,7 +23,7 @@ from raggedatlas.cli.options import (
     value_option,
 )
 from raggedatlas.cli.printing import progress
-from raggedatlas.ingest import options as library
+from raggedatlas.model import options as library
 
 if TYPE_CHECKING:
     from raggedatlas.ingest.term_mapping import TermMapping

@@ -27,8 +27,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest.columns import FILLED, ColumnPlan, cast_advice, cell_column, column_values, merge_colors
-from raggedatlas.ingest.options import AnnotateOptions
+from raggedatlas.ingest.columns import FILLED, cast_advice, cell_column, column_values, merge_colors
 from raggedatlas.ingest.values import block_rows
 from raggedatlas.model.assets import (
     RECIPE_KEY,
@@ -49,6 +48,7 @@ from raggedatlas.model.ids import (
     integer_ids,
     new_uid,
 )
+from raggedatlas.model.options import AnnotateOptions
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport
 from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.model.wings import answer
@@ -463,7 +463,7 @@ def _new_columns(
     results = result_columns(schema)
     taken = {*FILLED, *catalog.spaces(), *pointer_columns(schema), *results, *(name for _, name in results.values())}
     table = given.table.take(cells.rows) if cells.n_unknown else given.table
-    plans = []
+    made = []
     for source, shown in columns.items():
         check_length(shown, "name of a column")
         if shown in taken:
@@ -477,14 +477,10 @@ def _new_columns(
                 f"The column {source!r} holds {field.type}, and a cell column holds one value for each cell; write vectors with "
                 "atlas.add(ResultDataset) or annotate(adata, obsm=['X_umap'])."
             )
-        plans.append(ColumnPlan(source, cell_column(field, column_name(shown), shown, options.cast.get(source))[0]))
-    made = [
-        _NewColumn(
-            one.column, column_values(one, table, one.column.type).combine_chunks(), given.colors.get(one.source, {})
-        )
-        for one in plans
-    ]
-    made = [column for column in made if column.values.null_count < len(column.values)]
+        column, _ = cell_column(field, column_name(shown), shown, options.cast.get(source))
+        values = column_values(column, table, column.type).combine_chunks()
+        if values.null_count < len(values):
+            made.append(_NewColumn(column, values, given.colors.get(source, {})))
     if not made:
         raise SourceError(
             f"The columns {[*columns]} have no values for cells of this atlas; there is nothing to write."

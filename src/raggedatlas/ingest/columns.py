@@ -15,11 +15,11 @@ from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import BY_HAND, register_features
 from raggedatlas.catalog.optimization import refresh_identity
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
-from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession, parse_symbols
 from raggedatlas.model.assets import annotation_columns, result_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, nan_to_null
 from raggedatlas.model.ids import RESERVED, column_name, feature_uids, free_name, repeated_uids
+from raggedatlas.model.options import IngestOptions, OnClash
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import ColumnReport, Fate
 from raggedatlas.model.schemas import FeatureBaseSchema
@@ -38,17 +38,9 @@ _CASTS: dict[str, tuple[pa.DataType, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnPlan:
-    """One obs column on its way into the cell table."""
-
-    source: str  # its name in the file
-    column: CellColumn  # what it becomes
-
-
 def plan_columns(
     cells: pa.Table, table: pa.Schema, options: IngestOptions, spaces: Sequence[str]
-) -> tuple[tuple[ColumnPlan, ...], tuple[ColumnReport, ...]]:
+) -> tuple[tuple[CellColumn, ...], tuple[ColumnReport, ...]]:
     """Decide what becomes of every obs column: return the plans, and a report line for every column of the file.
 
     A type that clashes with the stored column, a needed column that is missing, and more columns than are taken unasked
@@ -121,10 +113,10 @@ def plan_columns(
         if there is not None and there.type != column.type and not takes_over(there.type, facts_of(there), column):
             note = note or f"stored as {there.type} like the column that is there"
             column = replace(column, type=there.type)
-        plans.append(ColumnPlan(field.name, column))
+        plans.append(column)
         fate: Fate = "cast" if note else ("renamed" if stored != field.name else "kept")
         reports.append(ColumnReport(field.name, fate, stored, note))
-    given = {"uid", "dataset_uid", *(plan.column.stored for plan in plans)}
+    given = {"uid", "dataset_uid", *(column.stored for column in plans)}
     problems += [
         f"the schema needs {name!r}, which the source lacks; name the column that holds it with obs={{'its_name': {name!r}}}"
         for name in (field.name for field in table if not field.nullable)
@@ -132,7 +124,7 @@ def plan_columns(
     ]
     if problems:
         raise SchemaError(f"{len(problems)} column(s) cannot be added: {'; '.join(problems)}.")
-    fresh = [pa.field(p.column.stored, p.column.type) for p in plans if p.column.stored not in table.names]
+    fresh = [pa.field(column.stored, column.type) for column in plans if column.stored not in table.names]
     if fresh:
         check_schema(pa.schema(fresh), "The cell table")
     return tuple(plans), tuple(reports)
@@ -172,9 +164,9 @@ def _becomes_text(arrow: pa.DataType) -> bool:
     return bool(is_text_or_number or pa.types.is_boolean(arrow) or pa.types.is_temporal(arrow))
 
 
-def column_values(plan: ColumnPlan, cells: pa.Table, target: pa.DataType) -> pa.ChunkedArray:
+def column_values(column: CellColumn, cells: pa.Table, target: pa.DataType) -> pa.ChunkedArray:
     """Return a planned column of the source's cells in the type of the cell column; raises `SchemaError` if a value would change."""
-    return fit_values(plan.source, cells.column(plan.source), target)
+    return fit_values(column.source, cells.column(column.source), target)
 
 
 def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tuple[CellColumn, str]:
@@ -185,11 +177,11 @@ def cell_column(field: pa.Field, stored: str, name: str, cast: str | None) -> tu
     """
     facts = replace(facts_of(field) or ColumnFacts(name, ""), name=name)
     if cast is None:
-        return CellColumn(stored, stored_type(field.type), facts), ""
+        return CellColumn(stored, stored_type(field.type), facts, field.name), ""
     if cast not in _CASTS:
         raise SchemaError(f"cast={{{field.name!r}: {cast!r}}} is not understood; use one of {sorted(_CASTS)}.")
     arrow, kind = _CASTS[cast]
-    return CellColumn(stored, arrow, ColumnFacts(name, kind)), f"cast to {cast} as asked"
+    return CellColumn(stored, arrow, ColumnFacts(name, kind), field.name), f"cast to {cast} as asked"
 
 
 def cast_advice(name: str, values: pa.ChunkedArray, stored: pa.DataType) -> str:
@@ -472,29 +464,24 @@ def register(catalog: Catalog, features: Any, space: str) -> int:  # noqa: ANN40
         by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
         kept = rows.drop_columns([name for name in ("symbol_source",) if name in rows.column_names])
         rows = kept.append_column("symbol_source", by_hand)
-    _refuse_other_ids(catalog, space, rows)
+    if {"uid", "feature_id"} <= {*rows.column_names}:
+        kinds = [rows.schema.field(name).type for name in ("uid", "feature_id")]
+        if any(not (pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_null(t)) for t in kinds):
+            raise SchemaError(
+                f"Uids and ids of features are texts, as atlas.features() shows them; got uid {kinds[0]} and feature_id {kinds[1]}."
+            )
+        known = read_registry(catalog, space).table
+        at = pc.index_in(rows.column("uid").cast(pa.string()), value_set=known.column("uid").combine_chunks())
+        own, given = known.column("feature_id").take(at), rows.column("feature_id")
+        # The id is what its file said, and others may be joined with it by that. For a uid that is not registered `at` is null, and so is the
+        # comparison: new features pass.
+        differs = np.flatnonzero(pc.fill_null(pc.not_equal(own, given), fill_value=False).to_numpy())
+        if len(differs):
+            first = int(differs[0])
+            raise SchemaError(
+                f"{len(differs):,} registered features of {space!r} are given another feature_id, for instance {given[first].as_py()!r} in place of "
+                f"{own[first].as_py()!r}; a feature keeps its id. Give the name as symbol or aliases, or use atlas.identity.link(feature, target)."
+            )
     n_new = register_features(catalog, space, rows)
     refresh_identity(catalog)
     return n_new
-
-
-def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
-    """Refuse to give a registered feature another id: it is what its file said, and others may be joined with it by that."""
-    if not {"uid", "feature_id"} <= {*rows.column_names}:
-        return
-    types = {name: rows.schema.field(name).type for name in ("uid", "feature_id")}
-    if any(not (pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_null(t)) for t in types.values()):
-        raise SchemaError(
-            f"Uids and ids of features are texts, as atlas.features() shows them; got uid {types['uid']} and feature_id {types['feature_id']}."
-        )
-    known = read_registry(catalog, space).table
-    at = pc.index_in(rows.column("uid").cast(pa.string()), value_set=known.column("uid").combine_chunks())
-    own, given = known.column("feature_id").take(at), rows.column("feature_id")
-    # For a uid that is not registered `at` is null, and so is the comparison: new features pass.
-    differs = np.flatnonzero(pc.fill_null(pc.not_equal(own, given), fill_value=False).to_numpy())
-    if len(differs):
-        first = int(differs[0])
-        raise SchemaError(
-            f"{len(differs):,} registered features of {space!r} are given another feature_id, for instance {given[first].as_py()!r} in place of "
-            f"{own[first].as_py()!r}; a feature keeps its id. Give the name as symbol or aliases, or use atlas.identity.link(feature, target)."
-        )

@@ -1,10 +1,10 @@
 """The column-sorted copy of a sparse group: streamed, idempotent, layer by layer."""
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import (
-    array_columns,
     array_readers,
     find_dataset,
     hold_lease,
@@ -24,7 +23,7 @@ from raggedatlas.catalog.assets import (
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, QueryError
-from raggedatlas.ingest.group_changes import change_records, group_metadata_of
+from raggedatlas.ingest.group_changes import NewArrays, change_records, group_metadata_of
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import PointerKind
@@ -33,7 +32,6 @@ from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library
 from raggedatlas.store.read import ArrayReader, read_bounds, read_slice
 from raggedatlas.store.runtime import BackgroundWriter, prefetch
-from raggedatlas.store.shards import shards_path
 from raggedatlas.store.sparse import count_columns, move_runs
 
 BAND_BYTES = 192 * 2**20
@@ -78,25 +76,17 @@ def add_csc(
         records = [r for r in find_dataset(catalog, records[0].uid) if r.feature_space == space]
         copied = _copied_before(catalog, [record for record in records if _missing(record, layers)])
         tasks = [
-            partial(_copy_group, catalog, record, layers, copied.get(record.zarr_group, _Copy())) for record in records
+            partial(_copy_group, catalog, record, layers, copied.get(record.zarr_group, NewArrays()))
+            for record in records
         ]
         for record, copy in zip(
             records, in_order(run_tasks(tasks, executor, place=catalog.location, lost=_LOST)), strict=True
         ):
-            if copy.layers:
+            if copy.specs:
                 refuse_other()
                 _commit(catalog, record, copy)
-            written += copy.layers
+            written += [layer for layer in record.layers if f"csc/layers/{layer}" in copy.specs]
     return tuple(written)
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """What was written of the copy of a group: layers, and by path below the group array descriptions and checksums."""
-
-    layers: Sequence[str] = ()
-    specs: Mapping[str, ArraySpec] = field(default_factory=dict)
-    checksums: Mapping[str, str] = field(default_factory=dict)
 
 
 def _missing(record: DatasetRecord, layers: Sequence[str] | None) -> list[str]:
@@ -105,7 +95,7 @@ def _missing(record: DatasetRecord, layers: Sequence[str] | None) -> list[str]:
     return [name for name in record.layers if (layers is None or name in layers) and f"csc/layers/{name}" not in there]
 
 
-def _copied_before(catalog: Catalog, records: Sequence[DatasetRecord]) -> dict[str, _Copy]:
+def _copied_before(catalog: Catalog, records: Sequence[DatasetRecord]) -> dict[str, NewArrays]:
     """Return the copies of groups that snapshots have, which are not written over where `restore` has taken them from the records."""
     # Where nothing lies, nothing is written over.
     groups = [
@@ -120,22 +110,20 @@ def _copied_before(catalog: Catalog, records: Sequence[DatasetRecord]) -> dict[s
             specs, checksums = found[then.zarr_group]
             specs |= {k: s for k, s in read_specs(then).items() if k.startswith("csc/") and s.linked is None}
             checksums |= {key: sha for key, sha in then.array_checksums.items() if key.startswith("csc/")}
-    return {group: _Copy((), *copy) for group, copy in found.items()}
+    return {group: NewArrays(*copy) for group, copy in found.items()}
 
 
-def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None, before: _Copy) -> _Copy:
+def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None, before: NewArrays) -> NewArrays:
     """Write the copies of layers that have none; `before` has those of snapshots."""
-    missing, specs, checksums = _missing(record, layers), dict[str, ArraySpec](), dict[str, str]()
+    missing, there = _missing(record, layers), record.array_specs
     if not missing:
-        return _Copy()
-    for path in ("csc/indptr", "csc/indices", *(f"csc/layers/{layer}" for layer in missing)):
-        if path in before.specs and path not in record.array_specs:
-            specs[path] = before.specs[path]
-            checksums |= {k: sha for k, sha in before.checksums.items() if k in (path, shards_path(path))}
-    record = record.model_copy(update=array_columns(read_specs(record) | specs, record.array_checksums | checksums))
+        return NewArrays()
+    wanted = ("csc/indptr", "csc/indices", *(f"csc/layers/{layer}" for layer in missing))
+    kept = before.only([path for path in wanted if path in before.specs and path not in there])
+    record = kept.add_to(record)
     fresh = _missing(record, missing)
     if not fresh:
-        return _Copy(missing, specs, checksums)
+        return kept
     readers = array_readers(catalog, record)
     group = catalog.arrays.child(*record.zarr_group.split("/"))
     # Indices and bounds are recorded together with the first layer; further layers of the group share them.
@@ -183,24 +171,19 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
             # Where columns with entries begin: hints by which the packed codec cuts its blocks.
             columns = starts[:-1][starts[1:] > starts[:-1]]
             later(partial(append, _gathered(entries, first, starts, list(kinds.values())), columns))
+    specs, checksums = dict(kept.specs), dict(kept.checksums)
     for path, written in (made | writers).items():
         specs[path] = written.close(listed=listed)
         checksums |= written.checksums(path)
-    return _Copy(missing, specs, checksums)
+    return NewArrays(specs, checksums)
 
 
-def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
+def _commit(catalog: Catalog, record: DatasetRecord, copy: NewArrays) -> None:
     changed: list[DatasetRecord] = []
 
     def change(old: list[DatasetRecord]) -> list[DatasetRecord]:
         # Into the record as it is now: another call may have added a copy of another layer.
-        changed[:] = [
-            now.model_copy(
-                update=array_columns(read_specs(now) | dict(copy.specs), now.array_checksums | dict(copy.checksums))
-            )
-            for now in old
-            if now.zarr_group == record.zarr_group
-        ]
+        changed[:] = [copy.add_to(now) for now in old if now.zarr_group == record.zarr_group]
         return changed
 
     change_records(catalog, record.uid, "add_csc()", change)
@@ -274,17 +257,15 @@ def _by_band(entries: Callable[[], Iterator[Entries]], edges: Sequence[int]) -> 
                 with files[i].open("ab") as file:
                     for part in parted:
                         part[cuts[i] : cuts[i + 1]].tofile(file)
-        for path, pieces in zip(files, lengths, strict=True):
-            yield _read_back(path, pieces, kinds)
 
+        def read_back(path: Path, pieces: Sequence[int]) -> Iterator[Entries]:
+            # A band without entries has no file.
+            with (path if pieces else Path(os.devnull)).open("rb") as file:
+                for n in pieces:
+                    columns, *arrays = (np.fromfile(file, kind, n) for kind in kinds)
+                    yield columns, arrays
 
-def _read_back(path: Path, lengths: Sequence[int], kinds: Sequence[np.dtype[Any]]) -> Iterator[Entries]:
-    if not lengths:
-        return
-    with path.open("rb") as file:
-        for n in lengths:
-            columns, *arrays = (np.fromfile(file, kind, n) for kind in kinds)
-            yield columns, arrays
+        yield from map(read_back, files, lengths)
 
 
 def _gathered(

@@ -1,15 +1,37 @@
 """Changes of the arrays of a dataset that is there: the metadata of its groups, and all of its records in one commit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from raggedatlas.catalog.assets import read_specs
+from raggedatlas.catalog.assets import array_columns, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import NotFoundError
+from raggedatlas.model.arrays import ArraySpec, shards_path
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, entries_from_table
 from raggedatlas.store.arrays import GroupMetadata, describe_group, read_group
 from raggedatlas.store.sql import equals
+
+
+@dataclass(frozen=True)
+class NewArrays:
+    """Arrays of a group that its record is to get: by path below the group, descriptions and checksums."""
+
+    specs: Mapping[str, ArraySpec] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+    def only(self, paths: Collection[str]) -> "NewArrays":
+        """Return some of them."""
+        kept = {key for path in paths for key in (path, shards_path(path))}
+        return NewArrays(
+            {path: self.specs[path] for path in paths}, {k: sha for k, sha in self.checksums.items() if k in kept}
+        )
+
+    def add_to(self, record: DatasetRecord) -> DatasetRecord:
+        """Return a record with these arrays, in place of those that it has at the same paths."""
+        specs, checksums = read_specs(record) | dict(self.specs), record.array_checksums | dict(self.checksums)
+        return record.model_copy(update=array_columns(specs, checksums))
 
 
 def change_records(

@@ -16,14 +16,14 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SchemaError, SourceError, StoreError
 from raggedatlas.formats.anndata.packing import pack
 from raggedatlas.ingest.linking import ColumnLinks, LinkPlan
-from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import COUNTS, LayerPlan, NewGroup, OtherElements
-from raggedatlas.ingest.values import LayerFit, block_rows, iterate_blocks, to_csr
+from raggedatlas.ingest.values import LayerFit, OtherFormatError, block_rows, iterate_blocks, to_csr
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import free_name
+from raggedatlas.model.options import IngestOptions
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS, ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.spaces import PointerKind
@@ -102,14 +102,6 @@ class PendingWrite:
 
 def _nothing_left() -> None:
     """Do nothing."""
-
-
-class _DtypeChangedError(Exception):
-    """Later values do not fit the layer names or dtypes chosen from earlier ones; `right` has the correct ones by matrix."""
-
-    def __init__(self, right: Mapping[str, "_LayerFormat"]) -> None:
-        super().__init__()
-        self.right = right
 
 
 class _LayerFormat(NamedTuple):
@@ -204,7 +196,7 @@ def write_group(
     write = partial(_write, catalog, source, path, group, options, progress, taken, bundle)
     try:
         return write(content, {})
-    except _DtypeChangedError as error:
+    except OtherFormatError as error:
         # The threads of the first pass have ended, so nothing appears below the path after this.
         if not options.dry_run:
             catalog.arrays.child(*path.split("/")).delete_prefix()
@@ -219,7 +211,7 @@ def _write(
     """Make one pass over the matrices of a group.
 
     `formats` has the names and dtypes of the layers, by matrix, where an earlier pass has found them. Raises
-    `_DtypeChangedError` if the matrices have to be read again, to write them under other names or in other dtypes.
+    `OtherFormatError` if the matrices have to be read again, to write them under other names or in other dtypes.
     """
     written = WrittenGroup(group, path, listed=catalog.codec() != STANDARD)
     layers = [_LayerWriter(source, plan, group, options) for plan in group.layers]
@@ -404,7 +396,7 @@ def _final_formats(layers: Sequence[_LayerWriter], group: NewGroup, taken: Abstr
         used.add(form.name)
     # They were chosen from the first blocks.
     if any(layer.name and (layer.needs_rewrite or layer.name != final[layer.plan.info.key].name) for layer in layers):
-        raise _DtypeChangedError(final)
+        raise OtherFormatError(final)
     return final
 
 

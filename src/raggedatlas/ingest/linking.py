@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -11,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.linked_values import beyond
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.linking import Linker
-from raggedatlas.ingest.plan import COUNTS, IngestPlan, LayerPlan, NewGroup, OtherElements
+from raggedatlas.ingest.plan import COUNTS, IngestPlan, LayerPlan, NewGroup
 from raggedatlas.ingest.values import LayerFit, to_csr
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import DenseBlock
 from raggedatlas.model.ids import free_name
-from raggedatlas.model.protocols import MatrixInfo, Source
+from raggedatlas.model.protocols import Source
 from raggedatlas.model.records import Link, SourceFacts, Span
 from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.bundle import Bundle
@@ -157,7 +159,13 @@ def plan_links(catalog: Catalog, source: Source, plan: IngestPlan, full_hash: st
     groups = tuple(
         _link_group(catalog, source, plan, linker, n, taken[g.space.name]) for n, g in enumerate(plan.groups)
     )
-    extras = dict(_link_extras(linker, plan.extras))
+    # What cannot be linked is copied, and so is what is small.
+    extras: dict[str, Mapping[str, ArraySpec]] = {}
+    for info in plan.extras.arrays:
+        n_values = int(np.prod(info.shape, dtype=object)) if info.n_entries is None else info.n_entries
+        if n_values * info.dtype.itemsize >= SMALL_BYTES and info.form != "csc":
+            with suppress(SourceError):
+                extras[info.key] = linker.add(info.key)
     present = tuple(source.present(group.layers[0].info.key) for group in plan.groups)
     extra_indptr = {key: read_indptr(source, key) for key, arrays in extras.items() if "indices" in arrays}
     references, content, facts = _collect(catalog, plan, linker, hashed=bool(full_hash))
@@ -271,7 +279,7 @@ def _walk_columns(
     n_rows, n_entries = info.shape[0], int(indptr[-1])
     counts = np.zeros(n_rows, np.int64)
     for rows in iterate_slices(opened["indices"], WALKED_BYTES):
-        outside = rows >= n_rows if rows.dtype.kind == "u" else (rows >= n_rows) | (rows < 0)
+        outside = beyond(rows, n_rows)
         if outside.any():
             raise SourceError(
                 f"{info.key} of {where} has an entry for row {int(rows[outside][0]):,}, outside its {n_rows:,} cells; the file is damaged. Write it again."
@@ -331,23 +339,6 @@ def _sample(source: Source, plan: LayerPlan, group: NewGroup) -> LayerFit:
             row += block.n_rows
     fit.judge()
     return fit
-
-
-def _link_extras(linker: Linker, extras: OtherElements) -> Sequence[tuple[str, Mapping[str, ArraySpec]]]:
-    """Link the large ones of the other matrices; what cannot be linked is copied."""
-    found = []
-    for info in extras.arrays:
-        if _n_bytes(info) >= SMALL_BYTES and info.form != "csc":
-            try:
-                found.append((info.key, linker.add(info.key)))
-            except SourceError:
-                continue
-    return found
-
-
-def _n_bytes(info: MatrixInfo) -> int:
-    n_values = int(np.prod(info.shape, dtype=object)) if info.n_entries is None else info.n_entries
-    return n_values * info.dtype.itemsize
 
 
 def _hash_places(plan: IngestPlan, groups: Sequence[LinkedGroup], references: References) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from raggedatlas.catalog.assets import (
-    array_columns,
     array_readers,
     column_layers,
     find_dataset,
@@ -24,8 +23,8 @@ from raggedatlas.catalog.assets import (
     read_specs,
 )
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.cells import read_frame
 from raggedatlas.catalog.linked_values import (
-    Places,
     beyond,
     content_hash,
     index_limits,
@@ -36,17 +35,17 @@ from raggedatlas.catalog.linked_values import (
 )
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, SourceError, ValuesError
-from raggedatlas.ingest.group_changes import change_records, group_metadata_of, records_of
+from raggedatlas.ingest.group_changes import NewArrays, change_records, group_metadata_of, records_of
 from raggedatlas.ingest.plan import COUNTS
-from raggedatlas.ingest.values import LayerFit, find_entry
+from raggedatlas.ingest.values import LayerFit, OtherFormatError, find_entry
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.batch import CsrBlock
+from raggedatlas.model.frames import INDEX
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import is_exact
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.read import ArrayReader, iterate_slices
-from raggedatlas.store.shards import shards_path
 from raggedatlas.store.sparse import canonicalize
 
 INDICES = "csr/indices"
@@ -89,7 +88,7 @@ def materialize(
                 begun.append((own[0], lease, lease.enter_context(hold_lease(catalog, own[0], "materialize()"))))
                 # Another process may have finished it before this one had the lease, which has brought the tables up to date.
                 now = records_of(catalog, own[0].uid)
-                yield partial(_try_copy, catalog, now, earlier.get(own[0].uid))
+                yield partial(_copy_dataset, catalog, now, earlier.get(own[0].uid))
 
         copies = in_order(run_tasks(tasks(), executor, place=catalog.location, lost=_LOST))
         for number, copy in enumerate(copies):
@@ -113,18 +112,10 @@ def materialize(
 
 
 @dataclass(frozen=True)
-class _GroupCopy:
-    """The arrays of a group in place of linked ones: by path below it, descriptions and checksums."""
-
-    specs: Mapping[str, ArraySpec]
-    checksums: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class _DatasetCopy:
     """The arrays of a dataset in place of linked ones, by group; `links` is what they take the place of."""
 
-    groups: Mapping[str, _GroupCopy]
+    groups: Mapping[str, NewArrays]
     links: Mapping[str, "dict[str, tuple[str, str]]"]
     content_hash: str  # hash of the dataset, with its values
     written: bool = True  # whether they were written now; a snapshot may have had them
@@ -161,64 +152,44 @@ def _copied_before(catalog: Catalog, uids: AbstractSet[str]) -> dict[str, list[D
     return {uid: own for uid, own in each if uid in uids and not _is_linked(own)}
 
 
-def _try_copy(
-    catalog: Catalog, records: Sequence[DatasetRecord], earlier: Sequence[DatasetRecord] | None
-) -> _DatasetCopy | AtlasError | None:
-    try:
-        return _copy_dataset(catalog, records, earlier)
-    except AtlasError as error:
-        return error
-
-
 def _copy_dataset(
     catalog: Catalog, records: Sequence[DatasetRecord], earlier: Sequence[DatasetRecord] | None
-) -> _DatasetCopy | None:
+) -> _DatasetCopy | AtlasError | None:
     """Write the values of a dataset; None if it is not linked any more."""
-    links = _links(records)
-    if not links:
-        return None
-    if earlier is not None:
-        known = {record.zarr_group: record for record in earlier}
-        now = {record.zarr_group: record.array_specs for record in records}
-        # Of a dataset that is stored by column alone, rows as well.
-        groups = {
-            group: _taken_over(known[group], [*paths, *(known[group].array_specs.keys() - now[group].keys())])
-            for group, paths in links.items()
-        }
-        return _DatasetCopy(groups, links, earlier[0].content_hash, written=False)
-    made: dict[str, _Writers] = {}
+    made, groups = dict[str, _Writers](), dict[str, NewArrays]()
     try:
-        return _write_dataset(catalog, records, links, made)
+        links = _links(records)
+        if not links:
+            return None
+        if earlier is not None:
+            known = {record.zarr_group: record for record in earlier}
+            now = {record.zarr_group: record.array_specs for record in records}
+            for group, linked in links.items():
+                every = NewArrays(read_specs(known[group]), known[group].array_checksums)
+                # Of a dataset that is stored by column alone, rows as well.
+                groups[group] = every.only([*linked, *(every.specs.keys() - now[group].keys())])
+            return _DatasetCopy(groups, links, earlier[0].content_hash, written=False)
+        first, content = records[0], records[0].content_hash
+        facts = first.file_facts.linked
+        for record in records:
+            copy, text = _copy_group(catalog, records, record, made)
+            groups |= {record.zarr_group: copy} if copy.specs else {}
+            # Only the group of the main matrix has one.
+            content = text or content
+        if facts is not None and facts.hashed == "full" and content != first.content_hash:
+            raise SourceError(
+                f"The values of {facts.address} do not have the hash that was recorded when the dataset {first.name!r} was linked to it; "
+                "put the file back from a copy, or drop the dataset and add it again."
+            )
+        return _DatasetCopy(groups, links, content)
     except BaseException as error:
         for group, writers in made.items():
             _remove(catalog, group, writers.made)
         if isinstance(error, SourceError | ValuesError):
-            raise type(error)(f"{error} The dataset {records[0].name!r} stays linked; nothing was changed.") from None
+            return type(error)(f"{error} The dataset {records[0].name!r} stays linked; nothing was changed.")
+        if isinstance(error, AtlasError):
+            return error
         raise
-
-
-def _write_dataset(
-    catalog: Catalog,
-    records: Sequence[DatasetRecord],
-    links: Mapping[str, dict[str, tuple[str, str]]],
-    made: dict[str, "_Writers"],
-) -> _DatasetCopy:
-    """Write the values of a dataset by writers that are noted in `made`, by group."""
-    found = {record.zarr_group: _copy_group(catalog, records, record, made) for record in records}
-    facts = records[0].file_facts.linked
-    text = next((text for _, text in found.values() if text), records[0].content_hash)
-    if facts is not None and facts.hashed == "full" and text != records[0].content_hash:
-        raise SourceError(
-            f"The values of {facts.address} do not have the hash that was recorded when the dataset {records[0].name!r} was linked to it; "
-            "put the file back from a copy, or drop the dataset and add it again."
-        )
-    return _DatasetCopy({group: copy for group, (copy, _) in found.items() if copy.specs}, links, text)
-
-
-def _taken_over(record: DatasetRecord, paths: Sequence[str]) -> _GroupCopy:
-    specs, checksums = read_specs(record), record.array_checksums
-    kept = {key: checksums[key] for path in paths for key in (path, shards_path(path)) if key in checksums}
-    return _GroupCopy({path: specs[path] for path in paths}, kept)
 
 
 class _Writers:
@@ -237,7 +208,7 @@ class _Writers:
         self.made[path] = writer
         return writer
 
-    def close(self, fits: Mapping[str, LayerFit]) -> _GroupCopy:
+    def close(self, fits: Mapping[str, LayerFit]) -> NewArrays:
         """Close all; `fits` tells what the values of layers are, by path."""
         specs, checksums = dict[str, ArraySpec](), dict[str, str]()
         for path, writer in self.made.items():
@@ -246,12 +217,12 @@ class _Writers:
             # For these, the values decide what a query may make of them.
             if path in fits and writer.dtype in (np.int64, np.uint64):
                 specs[path] = replace(specs[path], largest=fits[path].largest)
-        return _GroupCopy(specs, checksums)
+        return NewArrays(specs, checksums)
 
 
 def _copy_group(
     catalog: Catalog, records: Sequence[DatasetRecord], record: DatasetRecord, made: dict[str, _Writers]
-) -> tuple[_GroupCopy, str]:
+) -> tuple[NewArrays, str]:
     """Write the linked arrays of a group; return them and, of the first group, the hash of the dataset."""
     readers, known = array_readers(catalog, record), dict[str, np.dtype[Any]]()
     while True:
@@ -260,18 +231,10 @@ def _copy_group(
             fits, text = _copy_layers(catalog, records, record, readers, writers, known)
             break
         # At most once for each layer.
-        except _OtherDtypeError as error:
+        except OtherFormatError as error:
             known |= error.right
     _copy_others(catalog, record, writers)
     return writers.close(fits), text
-
-
-class _OtherDtypeError(Exception):
-    """Values do not fit the dtype that was chosen from earlier ones; `right` has the one that they all fit, by path."""
-
-    def __init__(self, right: Mapping[str, np.dtype[Any]]) -> None:
-        super().__init__()
-        self.right = right
 
 
 def _copy_layers(
@@ -280,7 +243,18 @@ def _copy_layers(
 ) -> tuple[dict[str, LayerFit], str]:  # fmt: skip
     """Write the linked layers of a group and, if it is sparse, the columns of its entries."""
     space, paths, facts = catalog.space(record.feature_space), layer_paths(record), record.file_facts.layers
-    place = Places(catalog, records[0], record)
+
+    def name(frame: str, at: int) -> str:
+        names = read_frame(catalog, records[0], frame).column(INDEX)
+        return f"{names[at].as_py()!r} " if at < len(names) else " "
+
+    def place(row: int, column: int) -> str:
+        # Rows of a modality that only some cells have are not those of the file.
+        cell = name("obs", row) if record.n_cells == records[0].n_cells_added else ""
+        frame = f"var.{record.pointer}"
+        feature = f"feature {name(frame, column)}" if frame in records[0].file_facts.frames else ""
+        return f"cell {cell}(row {row}), {feature}(column {column}, both counted from 0)"
+
     fits = {
         path: LayerFit(
             facts[layer].key if layer in facts else layer, np.dtype(readers[path].spec.dtype), must_count=layer == COUNTS,
@@ -302,39 +276,36 @@ def _copy_layers(
     # A matrix with an entry in every column of every row has no array of columns.
     by_column = bool(column_layers(record.array_specs))
     columns = writers.start(INDICES, np.uint32) if by_column or INDICES in read_links(record) else None
-    for rows in iterate_linked(readers, record):
-        main, begins = rows.layers[next(iter(rows.layers))], None
+    for row, layers in iterate_linked(readers, record):
+        main, begins = next(iter(layers.values())), None
         if isinstance(main, CsrBlock) and columns is not None:
-            _refuse_entries(main, next(iter(fits.values())), rows.row)
+            fit, outside = next(iter(fits.values())), beyond(main.indices, main.n_cols)
+            if outside.any():
+                at, column = find_entry(main, int(np.argmax(outside)))
+                raise SourceError(
+                    f"{fit.key} names column {column:,} of {main.n_cols:,} in cell {row + at}; fix the file."
+                )
+            canonicalize(main, fit.key, row, sum_duplicates=False)
             ends = main.indptr
             # Where rows with entries begin: hints by which the packed codec cuts its blocks.
             begins = ends[:-1][ends[1:] > ends[:-1]]
             columns.append(main.indices.astype(np.uint32), begins)
         if content is not None:
-            update_hash(content, rows.layers[record.layers[0]], record.zarr_group, rows.row, complete=columns is None)
-        for layer, block in rows.layers.items():
+            update_hash(content, layers[record.layers[0]], record.zarr_group, row, complete=columns is None)
+        for layer, block in layers.items():
             path, values = paths[layer], block.layers["values"]
-            fits[path].observe(block, rows.row)
+            fits[path].observe(block, row)
             fits[path].judge()
             writer = writers.made.get(path) or writers.start(path, dtype(path), values.shape[1:])
             if not is_exact(writer.dtype, dtype(path)):
                 # Of floats: integers hold whole numbers that the dtype of the file does not.
-                raise _OtherDtypeError({path: fits[path].dtype})
+                raise OtherFormatError({path: fits[path].dtype})
             writer.promote(dtype(path))
             writer.append(np.ascontiguousarray(values, dtype=dtype(path)), begins)
     for path in paths.values():
         if path not in writers.made:
             writers.start(path, dtype(path), readers[path].spec.row_shape)
     return fits, "" if content is None else content.hexdigest()
-
-
-def _refuse_entries(block: CsrBlock, fit: LayerFit, row: int) -> None:
-    """Refuse columns that a matrix does not have, and rows that name a column twice."""
-    outside = beyond(block.indices, block.n_cols)
-    if outside.any():
-        at, column = find_entry(block, int(np.argmax(outside)))
-        raise SourceError(f"{fit.key} names column {column:,} of {block.n_cols:,} in cell {row + at}; fix the file.")
-    canonicalize(block, fit.key, row, sum_duplicates=False)
 
 
 def _copy_others(catalog: Catalog, record: DatasetRecord, writers: _Writers) -> None:
@@ -367,7 +338,12 @@ def _commit(catalog: Catalog, first: DatasetRecord, copy: _DatasetCopy) -> bool:
         # Before the commit, whose response may be lost: the next attempt then finds that it was done.
         changed = True
         refuse_duplicate(catalog, old[0], copy.content_hash)
-        return [_replaced(record, copy) for record in old]
+        fresh = []
+        for record in old:
+            own, facts = copy.groups.get(record.zarr_group), record.file_facts.model_copy(update={"linked": None})
+            update: dict[str, Any] = {"content_hash": copy.content_hash, "facts": facts.to_json()}
+            fresh.append((record if own is None else own.add_to(record)).model_copy(update=update))
+        return fresh
 
     try:
         change_records(catalog, first.uid, "materialize()", change)
@@ -380,13 +356,3 @@ def _commit(catalog: Catalog, first: DatasetRecord, copy: _DatasetCopy) -> bool:
         copy.discard(catalog)
         raise
     return changed
-
-
-def _replaced(record: DatasetRecord, copy: _DatasetCopy) -> DatasetRecord:
-    own, facts = copy.groups.get(record.zarr_group), record.file_facts
-    update: dict[str, Any] = {
-        "content_hash": copy.content_hash, "facts": facts.model_copy(update={"linked": None}).to_json(),
-    }  # fmt: skip
-    if own is not None:
-        update |= array_columns(read_specs(record) | dict(own.specs), record.array_checksums | dict(own.checksums))
-    return record.model_copy(update=update)

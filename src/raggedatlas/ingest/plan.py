@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import takes_over
+from raggedatlas.catalog.cells import CellColumn, takes_over
 from raggedatlas.catalog.features import read_layouts
 from raggedatlas.catalog.layouts import feature_set, records_with_features
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
-from raggedatlas.ingest.columns import ColumnPlan, Features, column_values, identify, plan_columns
-from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.ingest.columns import Features, column_values, identify, plan_columns
 from raggedatlas.ingest.values import entry_hash, hash_texts, rank_columns, sample_counts
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
@@ -33,6 +32,7 @@ from raggedatlas.model.ids import (
     layout_uid,
     new_uid,
 )
+from raggedatlas.model.options import IngestOptions
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
@@ -159,7 +159,7 @@ class IngestPlan:
     schema: SourceSchema  # of the source
     groups: tuple[NewGroup, ...]  # what is written
     cells: pa.Table  # the source's cells, index first
-    columns: tuple[ColumnPlan, ...]  # what becomes of the cells' columns
+    columns: tuple[CellColumn, ...]  # what becomes of the cells' columns
     column_reports: tuple[ColumnReport, ...]
     element_reports: tuple[ColumnReport, ...]
     notes: tuple[str, ...]  # more lines for the report
@@ -284,18 +284,18 @@ def plan_cells(
     options, spaces = _plan_embeddings(plan.schema, options, catalog.spaces())
     # The schema of the cell table as it will be when the sources before this one are committed.
     fields: dict[str, pa.Field] = {field.name: field for field in catalog.tables.schema(CELLS)}
-    for column in (planned.column for other in coming for planned in other.columns):
+    for column in (column for other in coming for column in other.columns):
         there = fields.get(column.stored)
         # As in `add_cell_columns`.
         if there is None or takes_over(there.type, facts_of(there), column):
             fields[column.stored] = pa.field(column.stored, column.type, metadata=column.facts.to_metadata())
     pointers = [*spaces, *(group.pointer for group in plan.groups)]
     columns, reports = plan_columns(plan.cells, pa.schema([*fields.values()]), options, pointers)
-    for planned in columns:
-        values, stored = column_values(planned, plan.cells, planned.column.type), planned.column.stored
+    for column in columns:
+        values, stored = column_values(column, plan.cells, column.type), column.stored
         if values.null_count and stored in fields and not fields[stored].nullable:
             raise SchemaError(
-                f"The column {planned.source!r} lacks a value in {values.null_count:,} cells, but the schema needs {stored!r} in every cell; "
+                f"The column {column.source!r} lacks a value in {values.null_count:,} cells, but the schema needs {stored!r} in every cell; "
                 "fill it in, or name another column with obs={...}."
             )
     if options.name is not None:

@@ -31,10 +31,10 @@ from raggedatlas.ingest.linking import describe_source, read_indptr
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.protocols import Source
-from raggedatlas.model.records import DatasetRecord, Link, SourceFacts, Span
+from raggedatlas.model.records import DatasetRecord, Link, Span
 from raggedatlas.store.content_hash import as_bits
 from raggedatlas.store.linked import LinkedSource, keep_references, load_references
-from raggedatlas.store.location import AnyPath, Location, as_location
+from raggedatlas.store.location import AnyPath, Location, as_location, as_path
 from raggedatlas.store.read import ArrayReader, TransposedReader, iterate_slices, read_all, read_slice
 from raggedatlas.store.references import References, references_file
 from raggedatlas.store.sources import recorded_address
@@ -64,7 +64,7 @@ def relink(
     links = {record.zarr_group: read_links(record) for record in records}
     old = next(link for own in links.values() for link in own.values())
     if place is None:
-        place = catalog.sources.open_link(old, first.uid, first.name).location
+        place = as_path(catalog.sources.open_link(old, first.uid, first.name).location)
     address = recorded_address(place, catalog.location)
     with closing(open_source(place)) as source:
         linker = Linker(source, place)
@@ -104,7 +104,13 @@ def relink(
         def change(now: list[DatasetRecord]) -> list[DatasetRecord]:
             if {record.zarr_group: read_links(record) for record in now} == links:
                 refuse_duplicate(catalog, now[0], text)
-                fresh = [_replaced(record, new[record.zarr_group], changed, text) for record in now]
+                fresh = []
+                for record in now:
+                    specs, facts = read_specs(record) | new[record.zarr_group], record.file_facts
+                    update = {**array_columns(specs, record.array_checksums), "content_hash": text}
+                    if facts.linked is not None:
+                        update["facts"] = facts.model_copy(update={"linked": changed}).to_json()
+                    fresh.append(record.model_copy(update=update))
                 return [record for record, before in zip(fresh, now, strict=True) if record != before]
             if all(record.file_facts.linked in (None, changed) for record in now) and now:
                 return []  # A commit whose response was lost.
@@ -163,9 +169,15 @@ def _compare(
     there: LinkedSource,
 ) -> None:
     """Refuse a file that has other cells, features or values."""
-    first = records[0]
-    _compare_names(catalog, records, source, there)
-    facts = source_facts(first)
+    first, facts = records[0], source_facts(records[0])
+    if not source.cells().column(INDEX).equals(read_frame(catalog, first, "obs").column(INDEX)):
+        raise _other(first, there, "it has other cells")
+    for record in records:
+        frame, layer = f"var.{record.pointer}", next(iter(record.file_facts.layers.values()), None)
+        if layer is None or not layer.features or frame not in first.file_facts.frames:
+            continue
+        if not source.features(layer.features).column(INDEX).equals(read_frame(catalog, first, frame).column(INDEX)):
+            raise _other(first, there, f"{layer.key} has other features")
     for record in records:
         fresh = {path: ArrayReader(catalog.arrays, spec, source=there) for path, spec in new[record.zarr_group].items()}
         readers = array_readers(catalog, record)
@@ -203,8 +215,8 @@ def _hash_values(
     content, complete = content_hash(catalog, [*records]), has_complete_rows(first, first.array_specs)
     old = array_readers(catalog, first).items()
     stored = {path: reader for path, reader in old if not isinstance(reader, TransposedReader)}
-    for rows in iterate_linked(with_transposed({**stored, **fresh}, first.zarr_group), first):
-        update_hash(content, rows.layers[first.layers[0]], first.zarr_group, rows.row, complete=complete)
+    for row, layers in iterate_linked(with_transposed({**stored, **fresh}, first.zarr_group), first):
+        update_hash(content, layers[first.layers[0]], first.zarr_group, row, complete=complete)
     return content.hexdigest()
 
 
@@ -224,25 +236,5 @@ def _compare_values(first: DatasetRecord, old: ArrayReader, new: ArrayReader, th
         start += len(values)
 
 
-def _compare_names(catalog: Catalog, records: Sequence[DatasetRecord], source: Source, there: LinkedSource) -> None:
-    first = records[0]
-    if not source.cells().column(INDEX).equals(read_frame(catalog, first, "obs").column(INDEX)):
-        raise _other(first, there, "it has other cells")
-    for record in records:
-        frame, layer = f"var.{record.pointer}", next(iter(record.file_facts.layers.values()), None)
-        if layer is None or not layer.features or frame not in first.file_facts.frames:
-            continue
-        if not source.features(layer.features).column(INDEX).equals(read_frame(catalog, first, frame).column(INDEX)):
-            raise _other(first, there, f"{layer.key} has other features")
-
-
 def _other(first: DatasetRecord, there: LinkedSource, text: str) -> SourceError:
     return SourceError(f"{there.location} is not the file of the dataset {first.name!r}: {text}. {_WAY_OUT}")
-
-
-def _replaced(record: DatasetRecord, specs: Mapping[str, ArraySpec], source: SourceFacts, text: str) -> DatasetRecord:
-    facts = record.file_facts
-    update = {**array_columns(read_specs(record) | dict(specs), record.array_checksums), "content_hash": text}
-    if facts.linked is not None:
-        update["facts"] = facts.model_copy(update={"linked": source}).to_json()
-    return record.model_copy(update=update)

@@ -16,7 +16,7 @@ from raggedatlas.catalog.terms import term_source
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.formats.output_files import atomic_write
 from raggedatlas.ingest.annotations import AnnotationSource, annotate, with_facts
-from raggedatlas.ingest.options import AnnotateOptions, MapTermsOptions
+from raggedatlas.model.options import AnnotateOptions, MapTermsOptions
 from raggedatlas.model.reports import AnnotationReport, Report
 from raggedatlas.model.terms import SUFFIX, Match, TermColumns, Terms, find_term
 from raggedatlas.store.copies import local_target

@@ -1,7 +1,7 @@
 """The values of matrices: the value policy, canonical form, and passes over a source that write nothing."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.store.content_hash import StreamingHash
 from raggedatlas.store.native import library
-from raggedatlas.store.sparse import canonicalize, scan_integers
+from raggedatlas.store.sparse import canonicalize, count_columns, scan_integers
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 
@@ -148,6 +148,14 @@ class LayerFit:
             )
 
 
+class OtherFormatError(Exception):
+    """Later values do not fit what was chosen of layers from earlier ones, such as a dtype; `right` is what they all fit, by layer."""
+
+    def __init__(self, right: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.right = right
+
+
 def find_entry(block: Block, position: int) -> tuple[int, int]:
     """Find the row and column of the value at a position of a block.
 
@@ -164,19 +172,24 @@ def find_entry(block: Block, position: int) -> tuple[int, int]:
 
 
 def to_csr(block: Block) -> CsrBlock:
-    """Turn a dense block into a sparse one without its zeros; a sparse one stays as it is.
+    """Turn a dense block, of numbers of at most 8 bytes, into a sparse one without its zeros; a sparse one stays as it is.
 
     Examples
     --------
     >>> from raggedatlas.model.batch import DenseBlock
-    >>> to_csr(DenseBlock({"values": np.array([[0, 2], [1, 0]])})).indices
-    array([1, 0], dtype=uint32)
+    >>> block = to_csr(DenseBlock({"values": np.array([[0.0, np.nan], [-0.0, 0.0]])}))
+    >>> block.indptr, block.indices, block.layers["values"]
+    (array([0, 1, 1]), array([1], dtype=uint32), array([nan]))
     """
     if isinstance(block, CsrBlock):
         return block
-    dense = block.layers["values"]
-    indptr, indices, kept = dense_to_csr(dense)
-    return CsrBlock(indptr, indices, {"values": kept}, dense.shape[1])
+    dense = np.ascontiguousarray(block.layers["values"])
+    (n, m), is_float = dense.shape, dense.dtype.kind == "f"
+    indptr = np.empty(n + 1, np.int64)
+    library().ra_count_dense(dense, n, m, dense.itemsize, is_float, indptr)
+    indices, kept = np.empty(indptr[-1], np.uint32), np.empty(indptr[-1], dense.dtype)
+    library().ra_take_dense(dense, n, m, dense.itemsize, is_float, indptr, indices, kept)
+    return CsrBlock(indptr, indices, {"values": kept}, m)
 
 
 _STEP = 2**15
@@ -229,25 +242,6 @@ def _first(known: int, marks: NDArray[np.bool_], start: int) -> int:
     # `argmax` is 0 also if no mark is set.
     at = int(np.argmax(marks))
     return start + at if marks[at] else -1
-
-
-def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
-    """Collect the values of a 2-D array that are not zero, row by row: indptr, indices, and values of the same dtype.
-
-    `values` are numbers of at most 8 bytes, or booleans. NaN counts as not zero.
-
-    Examples
-    --------
-    >>> dense_to_csr(np.array([[0.0, 2.0], [-0.0, 0.0]]))
-    (array([0, 1, 1]), array([1], dtype=uint32), array([2.]))
-    """
-    n, m = values.shape
-    dense, is_float = np.ascontiguousarray(values), values.dtype.kind == "f"
-    indptr = np.empty(n + 1, np.int64)
-    library().ra_count_dense(dense, n, m, dense.itemsize, is_float, indptr)
-    indices, kept = np.empty(indptr[-1], np.uint32), np.empty(indptr[-1], values.dtype)
-    library().ra_take_dense(dense, n, m, dense.itemsize, is_float, indptr, indices, kept)
-    return indptr, indices, kept
 
 
 BLOCK_BYTES = 32 * 2**20
@@ -338,9 +332,8 @@ def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
     for rows in slabs:
         seen = 0
         for (block,) in source.blocks((info.key,), block_rows(info), rows):
-            indices = np.ascontiguousarray(to_csr(block).indices)
-            # Adds to `counts`.
-            library().ra_count_columns(indices, indices.size, indices.itemsize, counts, len(counts))
+            indices = to_csr(block).indices
+            counts += count_columns(indices, len(counts))
             seen += indices.size
             # Ends this run of rows only; the others are spread over the file and are needed too.
             if seen >= limit:

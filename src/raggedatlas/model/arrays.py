@@ -25,6 +25,11 @@ COLUMNS_CODEC = "columns of complete rows"
 """In place of codecs: see `ArraySpec.is_columns`."""
 
 
+def shards_path(path: str) -> str:
+    """Return the path of the folder of an array's shards, by which `DatasetRecord.array_checksums` has their hash."""
+    return f"{path}/c"
+
+
 def check_shapes(
     path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard: tuple[int, ...] | None = None
 ) -> None:

@@ -69,11 +69,6 @@ def join_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDA
     return starts[np.append(True, new)[: starts.size]], ends[np.append(new, True)[: ends.size]]
 
 
-def shards_path(path: str) -> str:
-    """Return the path of the folder of an array's shards."""
-    return f"{path}/c"
-
-
 def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
     """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
     return "/".join(["c", str(shard), *("0" for _ in row_shape)])
@@ -258,9 +253,32 @@ def fetch_index(location: Location, key: str, n_chunks: int, span: Span | None =
     A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks
     instead. `span` is the part of the file that is the shard; None for all of it.
     """
-    cache_key = (_shard_name(location, key, span), n_chunks, *location.storage_options.items())
+    name = _shard_name(location, key, span)
+
+    def fetch() -> Shard:
+        cache, n_bytes = location.disk_cache, index_bytes(n_chunks)
+        held = None if cache is None else cache.read_tail(_cache_name(location, name), n_bytes)
+        if cache is not None and held is not None:
+            try:
+                return Shard(parse_index(*held, name), held[1])
+            except CorruptError:
+                cache.forget(_cache_name(location, name))
+        wanted = n_bytes if cache else max(n_bytes, SMALL_SHARD)
+        try:
+            if span is None:
+                tail, size = _fetch_tail(location, key, wanted)
+            else:
+                size = span.n_bytes
+                tail = location.read_range(key, span.offset + max(0, size - wanted), min(size, wanted))
+        except (FileNotFoundError, NotFoundError):
+            raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
+        if size < n_bytes:
+            raise _cut_short(name, size, n_chunks)
+        data = np.frombuffer(tail, np.uint8)
+        return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
+
     indexes: LRUCache[Shard] = process_cache("indexes")
-    return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks, span))
+    return indexes.get_or_make((name, n_chunks, *location.storage_options.items()), fetch)
 
 
 def _shard_name(location: Location, key: str, span: Span | None) -> str:
@@ -276,31 +294,6 @@ def forget_indexes(location: Location) -> None:
             key for key in indexes.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
         ]:
             del indexes.entries[cache_key]
-
-
-def _fetch_index(location: Location, key: str, n_chunks: int, span: Span | None) -> Shard:
-    """Fetch the index of a remote shard from the disk cache, or else from the store."""
-    name = _shard_name(location, key, span)
-    cache, n_bytes = location.disk_cache, index_bytes(n_chunks)
-    held = None if cache is None else cache.read_tail(_cache_name(location, name), n_bytes)
-    if cache is not None and held is not None:
-        try:
-            return Shard(parse_index(*held, name), held[1])
-        except CorruptError:
-            cache.forget(_cache_name(location, name))
-    wanted = n_bytes if cache else max(n_bytes, SMALL_SHARD)
-    try:
-        if span is None:
-            tail, size = _fetch_tail(location, key, wanted)
-        else:
-            size = span.n_bytes
-            tail = location.read_range(key, span.offset + max(0, size - wanted), min(size, wanted))
-    except (FileNotFoundError, NotFoundError):
-        raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
-    if size < n_bytes:
-        raise _cut_short(name, size, n_chunks)
-    data = np.frombuffer(tail, np.uint8)
-    return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
 
 
 def fetch_chunks(
@@ -352,11 +345,6 @@ def cheap_gap(starts: NDArray[np.int64], ends: NDArray[np.int64], most: int) -> 
 
     `starts` and `ends`, (n,), are the ranges, in any order. `most` bytes are fetched in the time of another request;
     the gap is never larger.
-
-    Examples
-    --------
-    >>> cheap_gap(np.array([0, 1_010, 9_000]), np.array([1_000, 2_000, 10_000]), 1 << 20)
-    10
     """
     order = np.argsort(starts)
     gaps = np.sort(np.clip(starts[order][1:] - np.maximum.accumulate(ends[order])[:-1], 0, None))

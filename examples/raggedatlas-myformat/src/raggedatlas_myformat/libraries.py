@@ -13,11 +13,11 @@ import pyarrow as pa
 from raggedatlas.catalog.assets import AssetKind, find_dataset
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import DuplicateError, SourceError
-from raggedatlas.ingest.add import Attachment
-from raggedatlas.ingest.options import AddOptions, read_options
+from raggedatlas.ingest.attachment import Attachment
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import AssetRecord
 from raggedatlas.model.ids import new_uid
+from raggedatlas.model.options import AddOptions, read_options
 from raggedatlas.model.records import entries_schema
 from raggedatlas.model.reports import AddReport, Done, Status
 from raggedatlas.store.location import digest_files

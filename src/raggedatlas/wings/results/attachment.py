@@ -25,13 +25,13 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest.add import Attachment, attach
+from raggedatlas.ingest.attachment import Attachment, attach
 from raggedatlas.ingest.columns import FILLED
-from raggedatlas.ingest.options import AnnotateOptions, OnDuplicate, ResultOptions, read_options
 from raggedatlas.model.arguments import Progress
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, RESERVED, check_given_name, new_uid
+from raggedatlas.model.options import AnnotateOptions, OnDuplicate, ResultOptions, read_options
 from raggedatlas.model.reports import Done, ResultReport, Status
 from raggedatlas.model.spaces import PointerKind, pointer_columns, pointer_field
 from raggedatlas.store.arrays import ArrayWriter, create_group
@@ -503,11 +503,11 @@ def add_vectors(
     # Where the name is taken, "skip" writes nothing but still gives the hash, which tells equal from other values.
     policy: OnDuplicate = "replace" if options.on_conflict == "replace" and there is None else "skip"
     choices = ResultOptions(key, policy, dry_run, unknown=options.unknown)
-    report = attach(ResultAttachment(catalog, vectors, choices), progress=False)
+    report = attach(ResultAttachment(catalog, vectors, choices))
     if there is None or report.content_hash == there.content_hash or options.on_conflict == "keep":
         return report
     if options.on_conflict == "error":
         raise DuplicateError(
             f"The atlas has a result {key!r} with other values already; pass on_conflict='replace', or rename the member of obsm."
         )
-    return attach(ResultAttachment(catalog, vectors, replace(choices, on_duplicate="replace")), progress=False)
+    return attach(ResultAttachment(catalog, vectors, replace(choices, on_duplicate="replace")))

@@ -29,7 +29,7 @@ from raggedatlas.catalog.assets import (
 )
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import in_datasets
-from raggedatlas.catalog.inventory import inventory
+from raggedatlas.catalog.inventory import Inventory
 from raggedatlas.catalog.versions import UID
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError, QueryError, StoreError
 from raggedatlas.formats.containers import HDF5_ENDINGS
@@ -350,7 +350,7 @@ def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
     spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
     idle = [c for c in spare if not catalog.tables.count(CELLS, is_not_null(f"{c}.zarr_group"))]
     # An `add` creates the column of its pointers before it fills it; its lease is older than the column.
-    known = inventory(catalog).uids if idle else set()
+    known = Inventory(catalog).uids if idle else set()
     fresh = [name for name in catalog.arrays.list_children() if UID.fullmatch(name)] if idle else []
     if idle and not alive_among(catalog, [uid for uid in fresh if uid not in known], grace):
         catalog.tables.drop_columns(CELLS, idle, partial(asset_columns, catalog))

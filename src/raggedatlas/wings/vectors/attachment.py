@@ -13,16 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.catalog.assets import Commit, commit_records, delete_cells_of_datasets, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import add_cell_columns, cell_rows, write_frame
+from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, write_frame
 from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, SourceError
-from raggedatlas.ingest.add import Attachment, add_sources
-from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
-from raggedatlas.ingest.options import GeometryOptions, IngestOptions, read_options
-from raggedatlas.ingest.staging import Opener
+from raggedatlas.ingest.add import Opener, add_sources
+from raggedatlas.ingest.attachment import Attachment
+from raggedatlas.ingest.columns import column_values, plan_columns
 from raggedatlas.model.arguments import Progress, checked, no_progress
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import check_given_name, fit_name, free_name, integer_ids, new_uids
+from raggedatlas.model.options import GeometryOptions, IngestOptions, read_options
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 from raggedatlas.model.reports import Done, GeometryReport, Status
 from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
@@ -131,7 +131,7 @@ class NewCells:
 
     name: str = ""  # of their dataset
     frame: pa.Table = field(default_factory=lambda: pa.table({}))  # names and attributes, one row for each cell
-    plans: Sequence[ColumnPlan] = ()  # what becomes of the attributes
+    plans: Sequence[CellColumn] = ()  # what becomes of the attributes
     left: tuple[str, ...] = ()  # attributes that become no columns
 
     @property
@@ -204,7 +204,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
         catalog = self.catalog
         self.record = write_store(catalog, self.decided)
         progress("store", 1, 1)
-        add_cell_columns(catalog, [plan.column for plan in self.cells.plans], [])
+        add_cell_columns(catalog, self.cells.plans, [])
         progress("columns", 1, 1)
         self.record = write_pointers(catalog, self.decided, self.record)
         progress("pointers", 1, 1)
@@ -257,7 +257,7 @@ class GeometryAttachment(Attachment[GeometryReport]):
             record.column: pointer_values(self.shapes, self.decided.fresh, record),
         }
         for plan in cells.plans:
-            columns[plan.column.stored] = partial(column_values, plan, cells.frame)
+            columns[plan.stored] = partial(column_values, plan, cells.frame)
         catalog.tables.append(CELLS, cell_rows(schema, columns, cells.n))
         dataset = DatasetRecord(
             uid=self.uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=cells.n, pointer=record.column,
@@ -506,8 +506,7 @@ class TranscriptAttachment(GeometryAttachment):
     """Transcripts with their counts: new cells with expression that point to their transcripts.
 
     The counts are a dataset like that of a file: their genes are registered features, found by the same rules. The
-    record of this dataset is the last write, and makes cells, counts and transcripts visible at once. It is an
-    `AttachedColumns`.
+    record of this dataset is the last write, and makes cells, counts and transcripts visible at once.
     """
 
     def __init__(self, catalog: Catalog, source: Any, options: GeometryOptions) -> None:  # noqa: ANN401
@@ -525,7 +524,9 @@ class TranscriptAttachment(GeometryAttachment):
             name=asked.dataset or self.shapes.name, on_duplicate=asked.on_duplicate, dry_run=asked.dry_run,
             organism=asked.organism,
         )  # fmt: skip
-        (self.added,) = add_sources(self.catalog, [Opener(self.counts)], options, progress, attached=self)
+        (self.added,) = add_sources(
+            self.catalog, [Opener(self.counts)], options, progress, further=self.columns, before_record=self.before_record
+        )  # fmt: skip
 
     def stage(self, progress: Progress) -> None:
         """Write the store, and the column of pointers."""

@@ -26,11 +26,11 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest.options import GeometryOptions
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.choices import refuse_unused
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_given_name, integer_ids, new_uid
+from raggedatlas.model.options import GeometryOptions
 from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 from raggedatlas.store.location import AnyPath, Location, as_path, digest_files
 from raggedatlas.store.runtime import scratch_array

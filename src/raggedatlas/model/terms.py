@@ -133,11 +133,6 @@ class Terms:
         """The names of the ontologies."""
         return ", ".join(info.name for info in self.infos)
 
-    @property
-    def joins_parts(self) -> bool:
-        """Whether a table does not tell part_of from is_a."""
-        return any(info.source.startswith(PACKAGE) for info in self.infos)
-
     @cached_property
     def ids(self) -> pa.Array:
         """The ids, (n_terms,)."""
@@ -424,7 +419,7 @@ def expand(columns: TermColumns, under: Under, source: TermSource) -> Expansion:
     """Find the values of columns that are under a term."""
     terms = source.find(columns, under.ontology, under.term)
     match = find_term(terms, under.term)
-    if not under.part_of and terms.joins_parts:
+    if not under.part_of and any(info.source.startswith(PACKAGE) for info in terms.infos):
         raise QueryError(
             f"{under!r}: the tables of {PACKAGE} do not tell part_of from is_a; leave part_of out, or load a table of {terms.names} with "
             "both columns by atlas.load_terms(...)."

@@ -615,15 +615,21 @@ class Tables:
 
         return self.retry(name, once) if read_version is None else self.attempt(name, once)
 
-    def _change(self, name: str, action: "Callable[[lance.LanceDataset], object]") -> None:
-        """Run an action that commits through the handle it gets, again while it loses races, and hold what that has become."""
+    def change(self, name: str, action: "Callable[[lance.LanceDataset], T]", *, moves: bool = True) -> T:
+        """Run an action that commits through the handle it gets, again while it loses races, and hold what that has become.
 
-        def once() -> None:
-            table = self.open_to_change(name)
-            action(table)
-            self.keep(name, table)
+        `moves` says whether it changes rows or columns, which is refused during an unfinished purge.
+        """
 
-        self.retry(name, once)
+        def once() -> T:
+            table = self.open_to_change(name) if moves else self.open_copy(name)
+            before = table.version
+            done = action(table)
+            if table.version != before:
+                self.keep(name, table)
+            return done
+
+        return self.retry(name, once)
 
     def add_columns(self, name: str, fields: Sequence[pa.Field]) -> None:
         """Add the columns that the table lacks, null in every row; columns that another writer added meanwhile are taken as they are."""
@@ -634,7 +640,7 @@ class Tables:
                 check_schema(pa.schema(missing), self.place(name))
                 table.add_columns(pa.schema(missing))
 
-        self._change(name, add)
+        self.change(name, add)
 
     def update_field_metadata(
         self, name: str, change: Callable[[pa.Schema], Mapping[str, Mapping[bytes, bytes]]]
@@ -648,7 +654,7 @@ class Tables:
                     {column: {k.decode(): v.decode() for k, v in facts.items()} for column, facts in updates.items()}
                 )
 
-        self._change(name, update)
+        self.change(name, update)
 
     def overwrite(self, name: str, rows: pa.Table, read_version: int) -> None:
         """Replace all rows, in the action of a `retry`, which repeats it where somebody has committed since `read_version`."""
@@ -736,13 +742,7 @@ class Tables:
 
     def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Change keys of the table's own key-value metadata."""
-
-        def once() -> None:
-            table = self.open_copy(name)
-            table.update_metadata(dict(values))
-            self.keep(name, table)
-
-        self.retry(name, once)
+        self.change(name, lambda table: table.update_metadata(dict(values)), moves=False)
 
     def update_metadata_if(self, name: str, values: Mapping[str, str], read_version: int) -> bool:
         """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
@@ -785,7 +785,7 @@ class Tables:
         """Rename columns (old -> new) in one commit."""
         changes: Any = [{"path": old, "name": new} for old, new in names.items()]
 
-        self._change(name, lambda table: table.alter_columns(*changes))
+        self.change(name, lambda table: table.alter_columns(*changes))
 
     def drop_columns(self, name: str, columns: Sequence[str], kept: Callable[[], Collection[str]] = tuple) -> list[str]:
         """Drop columns of a table in one commit, and return those that were there.

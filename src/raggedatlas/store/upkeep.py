@@ -163,24 +163,19 @@ def index(tables: Tables, name: str, column: str, kind: str, *, least: int = 1) 
     options = WHOLE_VALUES if kind == "FTS" and column.endswith("uid") else {}
     stored: Any = "INVERTED" if kind == "FTS" else kind
 
-    def once() -> bool:
-        table = tables.open_copy(name)
+    def build(table: "lance.LanceDataset") -> bool:
         parts = _parts(table, there := {f.number: f.rows for f in sizes(table)}).get(index_name)
-        n_rows = sum(there.values())
-        if parts is None and n_rows < least:
+        n_new = sum(there.values()) - sum(parts or ())
+        if n_new < least:
             return False
         if parts is None:
             table.create_scalar_index(column, stored, name=index_name, **options)
-            tables.keep(name, table)
-            return True
-        n_new = n_rows - sum(parts)
-        if n_new < least:
-            return False
-        table.optimize.optimize_indices(index_names=[index_name], num_indices_to_merge=parts_to_merge(parts, n_new))
-        tables.keep(name, table)
+        else:
+            n = parts_to_merge(parts, n_new)
+            table.optimize.optimize_indices(index_names=[index_name], num_indices_to_merge=n)
         return True
 
-    return tables.retry(name, once)
+    return tables.change(name, build, moves=False)
 
 
 def _parts(table: "lance.LanceDataset", rows: Mapping[int, int]) -> dict[str, list[int]]:
@@ -196,32 +191,28 @@ def _parts(table: "lance.LanceDataset", rows: Mapping[int, int]) -> dict[str, li
 
 def index_vectors(tables: Tables, name: str, column: str, metric: str, n_partitions: int) -> None:
     """Build or replace the index over a column of vectors (``IVF_SQ``)."""
-
-    def once() -> None:
-        table = tables.open_copy(name)
-        table.create_index(
+    tables.change(
+        name,
+        lambda table: table.create_index(
             column, "IVF_SQ", name=f"{column}_vectors", metric=metric, num_partitions=n_partitions, replace=True
-        )
-        tables.keep(name, table)
-
-    tables.retry(name, once)
+        ),
+        moves=False,
+    )
 
 
 def refresh_vectors(tables: Tables, name: str) -> bool:
     """Update the indexes over vectors; return whether it was necessary."""
 
-    def once() -> bool:
-        table = tables.open_copy(name)
+    def update(table: "lance.LanceDataset") -> bool:
         rows = {f.number: f.rows for f in sizes(table)}
         parts = _parts(table, rows)
         names = [i.name for i in table.describe_indices() if i.name == f"{i.field_names[0]}_vectors"]
         outdated = [i for i in names if sum(parts[i]) < sum(rows.values())]
         if outdated:
             table.optimize.optimize_indices(index_names=outdated)
-            tables.keep(name, table)
         return bool(outdated)
 
-    return tables.retry(name, once)
+    return tables.change(name, update, moves=False)
 
 
 def clean_up(tables: Tables, name: str, older_than: timedelta) -> int:
@@ -303,9 +294,26 @@ class RowRemoval:
 
         wanted = {_identity(fragment): fragment for fragment in self.find(version).fragments}
         table, newest = self._at(version), self.tables.open(self.name)
-        if not _alike(newest, table):
+        # They differ in fragments alone, and have some, and no indexes.
+        alike = (
+            newest.lance_schema == table.lance_schema
+            and newest.metadata == table.metadata
+            and newest.config() == table.config()
+            and bool(newest.get_fragments())
+            and not newest.describe_indices()
+            and not table.describe_indices()
+        )
+        if not alike:
             self.read_back()
-            newest = self._restore(table, newest)
+            # The version becomes the newest, with its columns and notes, and loses its indexes: they have the rows too.
+            with lance_errors(self.tables.uri(self.name)):
+                table.restore()  # type: ignore[no-untyped-call]
+                self._note(table, int(newest.version) + 1)
+                for name in {index.name for index in table.describe_indices()}:
+                    before = int(table.version)
+                    table.drop_index(name)
+                    self._note(table, before + 1)
+            newest = table
         with lance_errors(self.tables.uri(self.name)):
             there = {_identity(f.metadata): f.metadata for f in newest.get_fragments()}
             # Lance replaces at least one fragment, also where some are only added.
@@ -368,17 +376,6 @@ class RowRemoval:
         # No version names them, and clean-up would leave them for a week.
         self.tables.location.child(f"{self.name}.lance").delete_objects(left_over)
 
-    def _restore(self, table: "lance.LanceDataset", newest: "lance.LanceDataset") -> "lance.LanceDataset":
-        """Make a version the newest, with its columns, notes and fragments, and remove its indexes: they have the rows too."""
-        with lance_errors(self.tables.uri(self.name)):
-            table.restore()  # type: ignore[no-untyped-call]
-            self._note(table, int(newest.version) + 1)
-            for name in {index.name for index in table.describe_indices()}:
-                before = int(table.version)
-                table.drop_index(name)
-                self._note(table, before + 1)
-        return table
-
     def _note(self, table: "lance.LanceDataset", expected: int) -> None:
         """Hold what was committed, which must follow what was there before."""
         self.tables.keep(self.name, table)
@@ -393,18 +390,6 @@ def _identity(fragment: "FragmentMetadata") -> Hashable:
     deleted = fragment.deletion_file
     files = tuple((file.path, tuple(file.fields)) for file in fragment.files)
     return files, deleted and (deleted.read_version, deleted.id)
-
-
-def _alike(newest: "lance.LanceDataset", table: "lance.LanceDataset") -> bool:
-    """Return whether two versions differ in fragments alone, and have some, and no indexes."""
-    return (
-        newest.lance_schema == table.lance_schema
-        and newest.metadata == table.metadata
-        and newest.config() == table.config()
-        and bool(newest.get_fragments())
-        and not newest.describe_indices()
-        and not table.describe_indices()
-    )
 
 
 def _materialize_deletions(table: "lance.LanceDataset", fragment: "FragmentMetadata") -> "tuple[FragmentMetadata, ...]":

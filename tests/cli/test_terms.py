@@ -59,5 +59,4 @@ def test_own_terms_are_loaded_and_listed(tmp_path: Path) -> None:
     file.write_text("id,label,parents\nMY:1,arm,MY:2\nMY:2,hand,MY:1\n")
     said = refused("load-terms", atlas, file)
     assert "cycle: MY:1 under MY:2 under MY:1" in said
-    assert said.count("\n") == 1
     assert "No gene tables" in done("genes", "tables", atlas)

@@ -5,7 +5,10 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _UNBOUND = 100_000
 _WHOLE = 1e15
@@ -73,6 +76,13 @@ def plain(value: Any) -> Any:  # noqa: ANN401  (any value)
     return None if str(value) in {"NaT", "<NA>"} else str(value)
 
 
+def console() -> "Console":
+    """Return a console for stdout, as wide as the terminal, or of unlimited width without one."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUND)
+
+
 def minute(timestamp: object) -> str:
     """Return an ISO timestamp up to the minute."""
     return str(timestamp)[:16].replace("T", " ")
@@ -89,16 +99,14 @@ def print_table(
     if as_json:
         print_json(rows)
         return
+    from rich.table import Table
+    from rich.text import Text
+
     if not rows:
         if empty:
             print_text(empty)
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    # As wide as the terminal, or of unlimited width without one.
-    out = Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUND)
+    out = console()
     texts = {column: [printable(row[column]) for row in rows] for column in columns}
     widths = fit_widths([max(map(len, [printable(column), *texts[column]])) for column in columns], out.width)
     kept = list(columns)[: len(widths)]

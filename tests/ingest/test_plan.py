@@ -76,7 +76,7 @@ TEXTS: dict[str, Any] = {"c": ["a", "b", "c"]}
 Refused = tuple[Callable[[], Any], dict[str, Any], type[AtlasError], str]
 REFUSED: dict[str, Refused] = {
     **{f"name {name!r}": (plain, {"name": name}, NameRefusedError, "choose another")
-       for name in ("a/b", "../evil", "..", "a\\b", "", "  ", "a\nb")},
+       for name in ("a/b", "../evil", "..", "/etc/passwd", "a\\b", "", "  ", "a\nb", "a\0b")},
     **{f"layer name {name!r}": (plain, {"layers": {"X": name}}, SchemaError, "layer name")
        for name in ("bad name", "a/b", "..", "x;y")},
     "a layer that could be a path": (lambda: with_layers({"../x": HALVES}), {}, NameRefusedError, "layers="),
@@ -121,11 +121,13 @@ def test_what_cannot_be_added_is_refused(atlas: RaggedAtlas, unchanged: Unchange
         assert re.search(words, str(caught.value)), case
 
 
-@pytest.mark.parametrize("name", ["PBMC 10k (v3)", "ü.1", "it's", "a.b-c"])
+@pytest.mark.parametrize("name", ["PBMC 10k (v3)", "ü.1", "it's", "a.b-c", ".hidden", "<b>", "' OR 1=1 --"])
 def test_other_names_are_taken_as_they_are(atlas, name) -> None:  # noqa: ANN001
-    """Spaces, quotes, dots and letters of any script are fine in a name."""
+    """Spaces, quotes, dots and letters of any script are fine in a name, by which the dataset is found and dropped."""
     atlas.add(plain(), name, progress=False)
     assert atlas.dataset(name).to_anndata().n_obs == 3
+    atlas.drop_dataset(name)
+    assert len(atlas.list_datasets()) == 0
 
 
 def test_a_layer_name_that_could_be_a_path_takes_another(atlas) -> None:  # noqa: ANN001

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.loader.conftest import make_file
 
 from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog
 from raggedatlas.ingest.add import add
@@ -21,6 +20,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.record_files import RecordFolder
 from raggedatlas.wings.trainers.lightning import split_loader
 from support.atlases import write_dataset
+from support.small import make_file
 
 OBS = ["kind", "donor", "percent.mt", "n", "flag", "plate", "dataset", "cell_name"]
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -17,7 +16,7 @@ import pytest
 
 from raggedatlas import Query, RaggedAtlas, Workers
 from raggedatlas.catalog import file_checks
-from raggedatlas.errors import ArgumentError, QueryError, SourceError, UnknownValueWarning, WorkersError
+from raggedatlas.errors import QueryError, SourceError, UnknownValueWarning, WorkersError
 from raggedatlas.model.batch import Batch, CsrBlock
 from raggedatlas.query import compute, outputs, read
 from raggedatlas.query.plan import plan_read
@@ -200,13 +199,6 @@ def test_dask_goes_on_without_a_worker(query: Query, tmp_path: Path) -> None:
         assert table.equals(query.map(describe, 4, SCHEMA))
         with pytest.raises(WorkersError, match=r"lost with its worker 1 time\(s\), at last by: KilledWorker"):
             query.map(die, 4, SCHEMA, executor=Workers(cluster, retries=0))
-
-
-def test_functions_that_cannot_be_sent_are_refused(executor: Executor, query: Query) -> None:
-    """A function that holds a lock is refused in one line, before anything is computed."""
-    lock = threading.Lock()
-    with pytest.raises(ArgumentError, match=r"The work cannot be sent to workers: .*lock"):
-        query.map(lambda batch: lock and describe(batch), 4, SCHEMA, executor=executor)
 
 
 def test_workers_must_reach_the_atlas(executor: Executor, query: Query, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_any_text_compares_with_itself_only(query: Query, text: str) -> None:
         found = asked.to_pandas()["donor"]
         assert set(found.dropna()) <= {text, "D1"} | {d for d in donors.dropna() if text in d}
     assert query.where({"donor": text}).count() == sum(d == text for d in donors.dropna())
+    assert query.where(~(col("donor") == text)).count() == sum(d != text for d in donors.dropna())
     assert query.where({"dataset": text}).count() == sum(d == text for d in query.to_pandas()["dataset"])
 
 

@@ -96,20 +96,6 @@ def test_any_rows_in_any_order(view: ra.AtlasView, data: st.DataObject) -> None:
     assert (block.layers[layer] != 0).all()
 
 
-@pytest.mark.parametrize("layer", ["counts", "log"])
-def test_what_was_not_measured_is_nan(view: ra.AtlasView, layer: str) -> None:
-    """In every codec, cells have NaN for the genes that their file lacks, and their values for the others."""
-    query = view.query().layers(layer).missing("nan")
-    plan = plan_read(query.spec, query.catalog)
-    rows = np.random.default_rng(2).permutation(2 * N_CELLS)[:50]
-    block = SpaceReader(plan.single()).read(rows)
-    assert isinstance(block, CsrBlock)
-    names = [feature.rsplit(":", 1)[-1] for feature in view.query().to_anndata().var_names]
-    order = plan.obs.column("cell_name").to_pylist()
-    right = expected(view, layer, np.nan).loc[[order[i] for i in rows], names].to_numpy()
-    np.testing.assert_allclose(dense(block, layer), right, rtol=1e-6)
-
-
 def test_held_results_never_change(view: ra.AtlasView) -> None:
     """Memory is used again only when nothing looks at it: a held batch, or a view of one, stays as it was."""
     query = view.query()

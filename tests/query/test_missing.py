@@ -124,6 +124,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Query:
             "ünï": ["a", "b", "c", "d", None],
             "two words": [1, 2, 3, 4, 5],
             "end": [1, 2, 3, 4, 5],
+            "a`b'c\"d": [1, 2, 3, 4, 5],
             "Date": ["x", "y", "x", "y", "x"],
             "kind": pd.Categorical(["B cell", "T cell", "B cell", "NK", None]),
         },
@@ -183,7 +184,8 @@ def test_every_column_of_a_result_is_a_column_of_filters(scored: Query) -> None:
     """What a result's obs shows can be used in SQL, expressions and mappings, by the name that it has there."""
     obs = scored.to_anndata().obs.reset_index()
     for name in [*obs.columns, "dataset_uid"]:
-        here = scored.where(f'"{name}" IS NOT NULL').count()
+        quoted = name.replace('"', '""')
+        here = scored.where(f'"{quoted}" IS NOT NULL').count()
         assert here == scored.where(~col(name).is_null()).count()
         assert scored.where({name: None}).count() == len(obs) - here
         if name != "dataset_uid":

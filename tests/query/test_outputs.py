@@ -23,7 +23,6 @@ from raggedatlas.catalog.catalog import CELLS, create_catalog
 from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
 from raggedatlas.ingest.add import add
-from raggedatlas.query.identity import FeatureIdentity
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import SpaceReader
@@ -123,18 +122,6 @@ def batch_layer(block: Any, layer: str) -> Any:
     if not hasattr(block, "indptr"):
         return block.layers[layer]
     return sp.csr_matrix((block.layers[layer], block.indices, block.indptr), (block.n_rows, block.n_cols)).toarray()
-
-
-def test_equal_queries_give_equal_bytes(query: Query) -> None:
-    """Eight equal queries give eight equal results, in table order."""
-    results = [query.where(col("score") > -1).to_anndata() for _ in range(8)]
-    first = results[0]
-    for other in results[1:]:
-        assert (other.X.indices == first.X.indices).all()
-        assert other.X.data.tobytes() == first.X.data.tobytes()
-        assert (other.X.indptr == first.X.indptr).all()
-        assert list(other.obs_names) == list(first.obs_names)
-        assert list(other.var_names) == list(first.var_names)
 
 
 @given(st.lists(st.integers(0, 58), max_size=40))
@@ -342,28 +329,6 @@ def test_vector_columns_are_found_whatever_indexes_a_user_made(own: Any) -> None
     pd.testing.assert_frame_equal(query.to_pandas(), plain)
     with pytest.raises(QueryError, match="3 numbers"):
         Query(catalog.tip()).search([1, 2, 3], column="place").count()
-
-
-@pytest.mark.long
-def test_merged_features_share_a_column(own: Any) -> None:
-    """A link sends a feature's values to its target, where they are added to those of the target itself."""
-    catalog, freeze = own
-    old = freeze(catalog)
-    before = old.where(dataset="third").features("CD8A").to_anndata()
-    links = FeatureIdentity(catalog)
-    links.link("CD8A", "CD3D")
-    links.link("PPBP", "LYZ")
-    new = freeze(catalog)
-    after = new.where(dataset="third").features("CD8A").to_anndata()
-    assert list(after.var_names) == ["CD3D"]
-    np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
-    assert after.varm["measured"].to_numpy().all()
-    union = new.to_anndata()
-    assert "CD8A" not in union.var_names
-    assert "PPBP" not in union.var_names
-    apart, third = old.where(dataset="third").features("PPBP", "LYZ"), new.where(dataset="third").features("LYZ")
-    np.testing.assert_array_equal(third.to_anndata().X.toarray()[:, 0], apart.to_anndata().X.toarray().sum(axis=1))
-    assert list(old.where(dataset="third").features("CD8A").to_anndata().var_names) == ["CD8A"]
 
 
 @pytest.mark.long

@@ -53,24 +53,6 @@ def test_errors_come_when_it_is_their_turn() -> None:
     assert next(walk, None) is None
 
 
-def test_what_is_under_way_ends_before_an_early_end() -> None:
-    """Leaving early waits for the item being made, so that nothing is read of what is closed next."""
-    busy, closed = threading.Event(), []
-
-    def items() -> Iterator[int]:
-        yield 1
-        busy.set()
-        assert not closed
-        yield 2
-
-    walk = prefetch(items())
-    assert next(walk) == 1
-    walk.close()
-    running = busy.is_set()
-    closed.append(True)
-    assert busy.is_set() == running
-
-
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 100])
 def test_shared_work_gives_results_in_order(n: int) -> None:
     """Whoever takes an item, its result stands in its place; no more threads than cores take part, the caller's among them."""

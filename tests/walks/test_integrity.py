@@ -4,7 +4,7 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from raggedatlas.catalog.validation import validate
 from raggedatlas.errors import AtlasError, CorruptError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
+from raggedatlas.query.query import Query
 from raggedatlas.store.arrays import ArrayWriter, describe_group, read_group
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice
@@ -521,6 +522,57 @@ def test_pointers_without_one_of_their_parts_are_found(mapped: Path, tmp_path: P
         assert (field.name, "table-columns") in {
             (p.message.split("'")[1], p.rule) for p in problems if "'" in p.message
         }
+
+
+@pytest.mark.parametrize("hostile", ["../../outside", "..", "/etc", "a/../../b", ".git"])
+def test_group_names_never_leave_the_store(copied: Path, tmp_path: Path, hostile: str) -> None:
+    """A record that names a group outside the store is refused, and nothing there is removed; the snapshot from before is read."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "keep").write_text("")
+    view = ra.RaggedAtlas.open(str(copied)).checkout(1)
+    change_record(copied, lambda old: {"zarr_group": hostile, "arrays": old.arrays.replace(old.zarr_group, hostile)})
+    tampered = ra.RaggedAtlas.open(str(copied))
+    with pytest.raises(AtlasError):
+        tampered.dataset("d").to_anndata()
+    with contextlib.suppress(AtlasError):
+        assert tampered.validate("deep")
+    with contextlib.suppress(AtlasError):
+        tampered.repair()
+        tampered.gc(dry_run=False)
+    assert (tmp_path / "outside" / "keep").exists()
+    assert view.query().to_anndata().n_obs == N_CELLS
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Assert that the process never held much more memory inside than before."""
+
+    def held(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = held("VmRSS")
+    yield
+    assert held("VmHWM") - before < 96 * 2**20
+
+
+def test_pointers_beyond_the_arrays_are_refused(copied: Path) -> None:
+    """Cells that claim 10^12 entries are refused before memory is taken."""
+    atlas = ra.RaggedAtlas.open(str(copied))
+    tables = atlas._catalog.tables
+    pointers = tables.read("cells", ["gene_expression"]).column("gene_expression").combine_chunks()
+    parts = ", ".join(
+        f"'{field.name}', " + ("1000000000000" if field.name == "end" else f"gene_expression['{field.name}']")
+        for field in pointers.type
+    )
+    tables.open("cells").update({"gene_expression": f"named_struct({parts})"})
+    with little_memory(), pytest.raises(AtlasError):
+        Query(atlas._catalog).to_anndata()
+    with little_memory():
+        assert "pointer" in str(atlas.validate("rows"))
+    with pytest.raises(AtlasError):
+        atlas.snapshot()
 
 
 FOUND = {

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -157,7 +157,8 @@ def _typed_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any
         return pd.Series(_nullable(column, facts.kind))
     # pandas would turn integers with nulls into float64, which is exact only up to 2**53.
     if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-        return pd.Series(_nullable(column, _nullable_name(facts.kind or str(column.type))))
+        nullable = (facts.kind or str(column.type)).replace("uint", "UInt").replace("int", "Int")
+        return pd.Series(_nullable(column, "boolean" if nullable == "bool" else nullable))
     series: pd.Series[Any] = column.to_pandas()
     kind: Any = facts.kind
     if kind and kind != str(series.dtype):
@@ -223,12 +224,6 @@ def _text_kind(dtype: Any) -> str:  # noqa: ANN401  (a pandas dtype)
         return "string[pandas]" if dtype == pd.StringDtype() else f"string[{dtype.storage}]"
     usual = dtype == _text_dtype() or isinstance(dtype, pd.StringDtype)
     return "string" if usual else "object"
-
-
-def _nullable_name(kind: str) -> str:
-    if kind in {"bool", "boolean"}:
-        return "boolean"
-    return kind.replace("uint", "UInt").replace("int", "Int")
 
 
 def _nullable(column: pa.ChunkedArray, kind: str) -> Any:  # noqa: ANN401  (a pandas extension array)
@@ -398,9 +393,15 @@ def column_stacks(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """
     annotated = annotation_columns(schema)
     facts = _stored_columns(schema)
+    taken, stacks = {"uid", "cell_name", DATASET, LAYOUT}, dict[str, tuple[str, ...]]()
     # Annotated columns share their names on purpose and take no part in keeping names apart.
-    shown = _shown({name: facts[name] for name in facts if name not in annotated})
-    stacks: dict[str, tuple[str, ...]] = {name: (stored,) for stored, name in shown.items()}
+    for stored in (one for one in facts if one not in annotated):
+        given = facts[stored].name
+        name = given if given and given not in taken else stored
+        while name in taken:
+            name += "_"
+        stacks[name] = (stored,)
+        taken.add(name)
     # The oldest annotation comes first, so the newest ends in front of its stack.
     for stored in annotated:
         name = facts[stored].name
@@ -411,18 +412,6 @@ def column_stacks(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 def _stored_columns(schema: pa.Schema) -> dict[str, ColumnFacts]:
     others = {*pointer_columns(schema), *result_columns(schema), *IDS}
     return {f.name: facts_of(f) or ColumnFacts(f.name, "") for f in schema if f.name not in others}
-
-
-def _shown(columns: Mapping[str, ColumnFacts]) -> dict[str, str]:
-    taken = {"uid", "cell_name", DATASET, LAYOUT}
-    shown: dict[str, str] = {}
-    for stored, facts in columns.items():
-        name = facts.name if facts.name and facts.name not in taken else stored
-        while name in taken:
-            name += "_"
-        shown[stored] = name
-        taken.add(name)
-    return shown
 
 
 def shown_names(schema: pa.Schema) -> dict[str, str]:
@@ -576,7 +565,10 @@ def plain_array(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_row
     walks down the values.
     """
     facts = facts_of(field) or ColumnFacts(field.name, "")
-    text, number = _is_usual_text(field, facts), _is_plain_number(field.type, facts.kind)
+    text, dtype = _is_usual_text(field, facts), field.type
+    number = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)
+    # In NumPy and in the file that the column came from they have the same type.
+    number = number and (not facts.kind or facts.kind == str(np.dtype(dtype.to_pandas_dtype())))
     labels = facts.kind == "categorical" and facts.category_kind in {"string", "object"} and bool(facts.categories)
     if not n_rows or not (labels or number or (text and n_rows <= TEXT_ROWS)):
         return None
@@ -595,13 +587,6 @@ def is_pandas(value: Any, kind: str) -> bool:  # noqa: ANN401
     # Where pandas was never imported, no value can be one of its objects.
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, getattr(pandas, kind))
-
-
-def _is_plain_number(dtype: pa.DataType, kind: str) -> bool:
-    """Return whether Arrow numbers have the same type in NumPy and in the file that a column came from."""
-    if not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)):
-        return False
-    return not kind or kind == str(np.dtype(dtype.to_pandas_dtype()))
 
 
 def _is_usual_text(field: pa.Field, facts: ColumnFacts) -> bool:

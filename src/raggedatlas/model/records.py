@@ -55,16 +55,14 @@ def read_json(kind: type[T], text: str, table: str, row: object, field: str) -> 
         raise _damaged(error, table, row, field) from error
 
 
+_adapter: Any = lru_cache(maxsize=64)(TypeAdapter)
+
+
 def _parse(kind: Any, text: str) -> Any:  # noqa: ANN401
     return _adapter(kind).validate_json(text)
 
 
 _parsed: Any = lru_cache(maxsize=1024)(_parse)
-
-
-@lru_cache(maxsize=64)
-def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
-    return TypeAdapter(kind)
 
 
 def _damaged(error: Exception, table: str, row: object, field: str = "") -> CorruptError:
@@ -369,25 +367,10 @@ EXTRAS = "extras"
 ELEMENTS = "extras/elements"
 """Array of the bytes of the zip file that holds the other elements, (n_bytes,) uint8; see ``raggedatlas.formats.anndata.packing``."""
 
-DATASETS_SCHEMA = pa.schema(
-    [
-        pa.field("uid", pa.string(), nullable=False),
-        pa.field("zarr_group", pa.string(), nullable=False),
-        pa.field("feature_space", pa.string(), nullable=False),
-        pa.field("n_cells", pa.int64(), nullable=False),
-        ("created_at", pa.string()),
-        ("layout_uid", pa.string()),
-        ("pointer", pa.string()),
-        ("name", pa.string()),
-        ("source", pa.string()),
-        ("content_hash", pa.string()),
-        ("n_features", pa.int64()),
-        ("n_entries", pa.int64()),
-        ("layers", pa.list_(pa.string())),
-        ("arrays", pa.string()),
-        ("checksums", pa.string()),
-        ("facts", pa.string()),
-    ]
+DATASETS_SCHEMA = entries_schema(
+    DatasetRecord,
+    {**dict.fromkeys(("n_cells", "n_features", "n_entries"), pa.int64()), "layers": pa.list_(pa.string())},
+    ("uid", "zarr_group", "feature_space", "n_cells"),
 )
 """Arrow schema of the table `datasets`."""
 
@@ -420,13 +403,10 @@ class FeatureLayout(BaseModel):
     global_index: int | None = None
 
 
-LAYOUTS_SCHEMA = pa.schema(
-    [
-        pa.field("layout_uid", pa.string(), nullable=False),
-        pa.field("feature_uid", pa.string(), nullable=False),
-        pa.field("local_index", pa.int32(), nullable=False),
-        ("global_index", pa.int64()),
-    ]
+LAYOUTS_SCHEMA = entries_schema(
+    FeatureLayout,
+    {"local_index": pa.int32(), "global_index": pa.int64()},
+    ("layout_uid", "feature_uid", "local_index"),
 )
 """Arrow schema of the table `_feature_layouts`."""
 
@@ -545,19 +525,10 @@ class PurgeMark(BaseModel):
         return f"{self.name!r} ({self.uid})" if self.name else self.uid
 
 
-VERSIONS_SCHEMA = pa.schema(
-    [
-        pa.field("version", pa.int64(), nullable=False),
-        ("label", pa.string()),
-        ("created_at", pa.string()),
-        ("table_versions", pa.string()),
-        ("spaces", pa.string()),
-        ("n_cells", pa.int64()),
-        ("n_datasets", pa.int64()),
-        ("ignored", pa.list_(pa.string())),
-        ("manifest", pa.string()),
-        ("root", pa.string()),
-    ]
+VERSIONS_SCHEMA = entries_schema(
+    AtlasVersionRecord,
+    {**dict.fromkeys(("version", "n_cells", "n_datasets"), pa.int64()), "ignored": pa.list_(pa.string())},
+    ("version",),
 )
 """Arrow schema of the table `atlas_versions`."""
 

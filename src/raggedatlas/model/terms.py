@@ -133,11 +133,6 @@ class Terms:
         """The names of the ontologies."""
         return ", ".join(info.name for info in self.infos)
 
-    @property
-    def joins_parts(self) -> bool:
-        """Whether a table does not tell part_of from is_a."""
-        return any(info.source.startswith(PACKAGE) for info in self.infos)
-
     @cached_property
     def ids(self) -> pa.Array:
         """The ids, (n_terms,)."""
@@ -335,15 +330,6 @@ def _trigrams(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return keys & 0xFFFFFF, np.searchsorted(keys >> 24, np.arange(len(padded) + 1))
 
 
-def join_terms(tables: Sequence[Terms]) -> Terms:
-    """Return the terms of several ontologies as one table."""
-    if len(tables) == 1:
-        return tables[0]
-    return Terms(
-        tuple(info for table in tables for info in table.infos), pa.concat_tables([table.rows for table in tables])
-    )
-
-
 @dataclass(frozen=True)
 class TermColumns:
     """The columns of the cell table that say which term a cell has: of ids, of labels, or both."""
@@ -387,7 +373,11 @@ class TermSource:
                 f"{term} is a term of {own}, and {columns.name!r} is asked for terms of {', '.join(chosen)}; say ontology={own!r} to ask "
                 "for it all the same, or ask another column."
             )
-        return join_terms([self.read(name) for name in chosen])
+        tables = [self.read(name) for name in chosen]
+        if len(tables) == 1:
+            return tables[0]
+        infos = tuple(info for table in tables for info in table.infos)
+        return Terms(infos, pa.concat_tables([table.rows for table in tables]))
 
     def _named(self, ontology: str, known: dict[str, str]) -> str:
         found = known.get(ontology.casefold())
@@ -429,7 +419,7 @@ def expand(columns: TermColumns, under: Under, source: TermSource) -> Expansion:
     """Find the values of columns that are under a term."""
     terms = source.find(columns, under.ontology, under.term)
     match = find_term(terms, under.term)
-    if not under.part_of and terms.joins_parts:
+    if not under.part_of and any(info.source.startswith(PACKAGE) for info in terms.infos):
         raise QueryError(
             f"{under!r}: the tables of {PACKAGE} do not tell part_of from is_a; leave part_of out, or load a table of {terms.names} with "
             "both columns by atlas.load_terms(...)."

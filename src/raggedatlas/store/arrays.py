@@ -50,7 +50,35 @@ def read_spec(location: Location, path: str) -> ArraySpec:
     """Read what must be known of a stored array from its ``zarr.json``; `path` is below the Zarr store `location`."""
     text = location.read_bytes(f"{path}/zarr.json")
     try:
-        spec = _parse_metadata(path, json.loads(text))
+        metadata: dict[str, Any] = json.loads(text)
+        if metadata["node_type"] != "array" or metadata["zarr_format"] != 3:
+            raise CorruptError(f"{path} is not a Zarr v3 array but a {metadata['node_type']}.")
+        codecs = metadata["codecs"]
+        refuse_unknown_codecs(codecs, path)
+        outer = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
+        chunk, shard = outer, None
+        key = metadata["chunk_key_encoding"]
+        plain_key = key["name"] == "default" and key.get("configuration", {}).get("separator", "/") == "/"
+        first = codecs[0]
+        settings = first.get("configuration") or {}
+        # Other index codecs and key encodings are valid Zarr too: `shard_shape` stays None and zarr-python reads them.
+        if (
+            plain_key
+            and len(codecs) == 1
+            and first["name"] == "sharding_indexed"
+            and settings.get("index_location", "end") == "end"
+            and codecs_json(settings["index_codecs"]) == codecs_json(_INDEX_CODECS)
+        ):
+            chunk, shard, codecs = tuple(settings["chunk_shape"]), outer, settings["codecs"]
+        spec = ArraySpec(
+            path=path,
+            shape=tuple(metadata["shape"]),
+            dtype=str(metadata["data_type"]),
+            chunk_shape=chunk,
+            shard_shape=shard,
+            codecs=codecs_json(codecs),
+            fill_value=json.dumps(metadata["fill_value"]),
+        )
         array_decoder(spec)
         spec.fill()
     except AtlasError:
@@ -58,38 +86,6 @@ def read_spec(location: Location, path: str) -> ArraySpec:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 array metadata: {error!r}.") from error
     return spec
-
-
-def _parse_metadata(path: str, metadata: dict[str, Any]) -> ArraySpec:
-    """Parse Zarr v3 array metadata."""
-    if metadata["node_type"] != "array" or metadata["zarr_format"] != 3:
-        raise CorruptError(f"{path} is not a Zarr v3 array but a {metadata['node_type']}.")
-    codecs = metadata["codecs"]
-    refuse_unknown_codecs(codecs, path)
-    outer = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
-    chunk, shard = outer, None
-    key = metadata["chunk_key_encoding"]
-    plain_key = key["name"] == "default" and key.get("configuration", {}).get("separator", "/") == "/"
-    first = codecs[0]
-    settings = first.get("configuration") or {}
-    # Other index codecs and key encodings are valid Zarr too: `shard_shape` stays None and zarr-python reads them.
-    if (
-        plain_key
-        and len(codecs) == 1
-        and first["name"] == "sharding_indexed"
-        and settings.get("index_location", "end") == "end"
-        and codecs_json(settings["index_codecs"]) == codecs_json(_INDEX_CODECS)
-    ):
-        chunk, shard, codecs = tuple(settings["chunk_shape"]), outer, settings["codecs"]
-    return ArraySpec(
-        path=path,
-        shape=tuple(metadata["shape"]),
-        dtype=str(metadata["data_type"]),
-        chunk_shape=chunk,
-        shard_shape=shard,
-        codecs=codecs_json(codecs),
-        fill_value=json.dumps(metadata["fill_value"]),
-    )
 
 
 def array_metadata(spec: ArraySpec) -> dict[str, Any]:

@@ -65,7 +65,18 @@ class Bundle:
         with self._lock:
             if self.sha256 or size > MEMBER_BYTES or self._end + size > BUNDLE_BYTES:
                 return None
-            added = {path: self._append(path, data) for path, data in contents.items()}
+            added = {}
+            for path, data in contents.items():
+                info = zipfile.ZipInfo(path.removeprefix(f"{self.folder}/"), _DATE)
+                # By default it tells the platform; equal content gives equal bytes on all.
+                info.create_system = 3
+                # Arrow and NumPy map values where they are in the file, and expect them at multiples of their size.
+                padding = -(self._end + _HEADER_BYTES + len(info.filename) + 6) % _ALIGNMENT
+                info.extra = struct.pack("<HHH", _PADDING, 2 + padding, _ALIGNMENT) + bytes(padding)
+                self._members.append((info, data))
+                offset = self._end + _HEADER_BYTES + len(info.filename) + len(info.extra)
+                self._end = offset + len(data)
+                added[path] = Span(f"{self.folder}/{FILE}", offset, len(data))
             self.spans |= added
         return added
 
@@ -82,18 +93,6 @@ class Bundle:
             location.write_bytes(f"{self.folder}/{FILE}", data)
             self.sha256, self.n_bytes = hashlib.sha256(data).hexdigest(), len(data)
             self._members.clear()
-
-    def _append(self, path: str, data: bytes) -> Span:
-        info = zipfile.ZipInfo(path.removeprefix(f"{self.folder}/"), _DATE)
-        # By default it tells the platform; equal content gives equal bytes on all.
-        info.create_system = 3
-        # Arrow and NumPy map values where they are in the file, and expect them at multiples of their size.
-        padding = -(self._end + _HEADER_BYTES + len(info.filename) + 6) % _ALIGNMENT
-        info.extra = struct.pack("<HHH", _PADDING, 2 + padding, _ALIGNMENT) + bytes(padding)
-        self._members.append((info, data))
-        offset = self._end + _HEADER_BYTES + len(info.filename) + len(info.extra)
-        self._end = offset + len(data)
-        return Span(f"{self.folder}/{FILE}", offset, len(data))
 
 
 def bundle_file(uid: str, facts: BundleFacts) -> str:

@@ -160,11 +160,6 @@ def parse_size(text: str) -> int:
 
     `text` is a number, with ``K``, ``M``, ``G`` or ``T`` (powers of 1,000; ``Ki`` and so on of 1,024) and ``B`` behind
     it where wanted.
-
-    Examples
-    --------
-    >>> parse_size("1.5GB"), parse_size("64 MiB"), parse_size("500")
-    (1500000000, 67108864, 500)
     """
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):

@@ -393,15 +393,7 @@ def count_chunks(runs: Sequence[EncodedChunks]) -> int:
 
 
 def split_chunks(runs: Sequence[EncodedChunks], n: int) -> tuple[list[EncodedChunks], list[EncodedChunks]]:
-    """Split off the first `n` chunks of a list.
-
-    Examples
-    --------
-    >>> pair = EncodedChunks(b"abc", np.array([1, 3]))
-    >>> before, after = split_chunks([EncodedChunks.single(b"x"), pair], 2)
-    >>> [run.data if isinstance(run.data, bytes) else run.data.tobytes() for run in (*before, *after)]
-    [b'x', b'a', b'bc']
-    """
+    """Split off the first `n` chunks of a list."""
     before: list[EncodedChunks] = []
     left = n
     for i, run in enumerate(runs):

@@ -189,38 +189,34 @@ class _SubmittedTasks(Generic[T]):
             sent = self.flying.pop(future)
             # `exception()` raises for a cancelled future, which is handled like a task whose worker is lost.
             error = CancelledError() if future.cancelled() else future.exception()
-            if error is not None:
-                self._again(sent, error)
+            if error is None:
+                outcome = future.result()
+                if outcome.error is not None:
+                    raise outcome.error
+                yield sent.number, outcome.value  # type: ignore[misc]
                 continue
-            outcome = future.result()
-            if outcome.error is not None:
-                raise outcome.error
-            yield sent.number, outcome.value  # type: ignore[misc]
+            if isinstance(error, BrokenExecutor):
+                raise self._died(error) from error
+            if isinstance(error, _NOT_SENT):
+                raise ArgumentError(
+                    f"The result of a task cannot be sent back from its worker: {plain_reason(error)}. {self.lost} Return arrays, tables or other "
+                    "values that pickle takes."
+                ) from error
+            if not isinstance(error, Exception):
+                raise error
+            if sent.attempt >= self.workers.retries:
+                reason = f"{type(error).__name__} {plain_reason(error)}".strip()
+                raise WorkersError(
+                    f"A task was lost with its worker {sent.attempt + 1} time(s), at last by: {reason}. {self.lost} Look at the logs of the workers; "
+                    "memory may have run out."
+                ) from error
+            self.send(_Sent(sent.number, sent.task, sent.attempt + 1))
 
     def close(self) -> None:
         """Cancel what has not begun, and wait for the rest."""
         running = [future for future in self.flying if not future.cancel()]
         if not self._hangs:
             wait(running, self.workers.timeout)
-
-    def _again(self, sent: _Sent, error: BaseException) -> None:
-        """Resubmit a task without a result, where that may help."""
-        if isinstance(error, BrokenExecutor):
-            raise self._died(error) from error
-        if isinstance(error, _NOT_SENT):
-            raise ArgumentError(
-                f"The result of a task cannot be sent back from its worker: {plain_reason(error)}. {self.lost} Return arrays, tables or other "
-                "values that pickle takes."
-            ) from error
-        if not isinstance(error, Exception):
-            raise error
-        if sent.attempt >= self.workers.retries:
-            reason = f"{type(error).__name__} {plain_reason(error)}".strip()
-            raise WorkersError(
-                f"A task was lost with its worker {sent.attempt + 1} time(s), at last by: {reason}. {self.lost} Look at the logs of the workers; "
-                "memory may have run out."
-            ) from error
-        self.send(_Sent(sent.number, sent.task, sent.attempt + 1))
 
     def _died(self, error: BaseException) -> WorkersError:
         what = "A worker died" if isinstance(error, BrokenExecutor) else "The executor takes no tasks"

@@ -630,13 +630,7 @@ def _value_to_json(value: Any) -> Any:  # noqa: ANN401  (what `plain_value` retu
 
 
 def value_from_json(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
-    """Read a value of a condition as `Filter.to_dict` has it.
-
-    Examples
-    --------
-    >>> value_from_json({"date": "2024-02-29"}), value_from_json(3)
-    (datetime.date(2024, 2, 29), 3)
-    """
+    """Read a value of a condition as `Filter.to_dict` has it."""
     if not isinstance(value, Mapping):
         return plain_value(value)
     ((kind, text),) = value.items()

@@ -130,7 +130,6 @@ def _answers(port: int, bucket: str) -> bool:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     block_on_close = False
     request_queue_size = 256
 

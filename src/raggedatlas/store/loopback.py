@@ -66,7 +66,6 @@ class ThreadedServer(LoopbackServer):
             raise StoreError(
                 f"Cannot listen on port {port} of {LOOPBACK}: {error.strerror}; port 0 picks a free one."
             ) from error
-        self._server.daemon_threads = True
         self.port = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
         self._thread.start()

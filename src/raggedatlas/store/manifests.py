@@ -54,6 +54,9 @@ def read_manifest(location: Location, digest: str) -> Files:
     return parse_manifest(data, key).files
 
 
+_kept_manifest = lru_cache(maxsize=4)(read_manifest)
+
+
 def parse_manifest(data: bytes, key: str) -> Manifest:
     """Parse a manifest."""
     try:
@@ -72,7 +75,7 @@ def compare_table(location: Location, digest: str, name: str) -> None:
     if not location.is_local:
         return
     folders = (f"{name}.lance/data/", f"{name}.lance/_deletions/")
-    files = {path: entry for path, entry in _cached(location, digest).items() if path.startswith(folders)}
+    files = {path: entry for path, entry in _kept_manifest(location, digest).items() if path.startswith(folders)}
     if name in _MOST_BYTES and sum(entry.n_bytes for entry in files.values()) > _MOST_BYTES[name]:
         return
     folder = location.checked_path()
@@ -90,8 +93,3 @@ def compare_table(location: Location, digest: str, name: str) -> None:
 def _digest(location: Location, path: str, _changed_at: int) -> FileEntry:
     """Read a file; the time of its last change is part of the key."""
     return FileEntry(*digest_file(location, path))
-
-
-@lru_cache(maxsize=4)
-def _cached(location: Location, digest: str) -> Files:
-    return read_manifest(location, digest)

@@ -23,16 +23,6 @@ class PackedCodec(ArrayBytesCodec):
 
     Every chunk is self-contained; ``docs/reference/packed-codec.md`` describes it byte by byte. It takes no settings
     and takes the place of the ``bytes`` codec, best followed by ``crc32c``.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> array = zarr.create_array(
-    ...     {}, shape=(5,), chunks=(5,), dtype="uint32", serializer=PackedCodec(), compressors=None
-    ... )
-    >>> array[:] = np.array([3, 1, 4, 1, 5])
-    >>> array[1:4].tolist()
-    [1, 4, 1]
     """
 
     is_fixed_size = False
@@ -50,7 +40,7 @@ class PackedCodec(ArrayBytesCodec):
 
     def validate(self, *, shape: tuple[int, ...], dtype: Any, chunk_grid: Any) -> None:  # noqa: ANN401 (zarr-python's)
         """Refuse element types other than unsigned integers."""
-        kind = _native(dtype)
+        kind: np.dtype[Any] = dtype.to_native_dtype()
         if kind.kind != "u":
             raise SchemaError(f"The codec {PACKED} holds unsigned integers, not {kind}; choose another codec.")
 
@@ -68,12 +58,6 @@ class PackedCodec(ArrayBytesCodec):
 
     async def _decode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> NDBuffer:
         """Check and unpack a chunk."""
-        out = np.empty(chunk_spec.shape, _native(chunk_spec.dtype))
+        out = np.empty(chunk_spec.shape, chunk_spec.dtype.to_native_dtype())
         decode_packed(np.ascontiguousarray(chunk_bytes.as_numpy_array()).view(np.uint8), out.reshape(-1))
         return chunk_spec.prototype.nd_buffer.from_numpy_array(out)
-
-
-def _native(dtype: Any) -> np.dtype[Any]:  # noqa: ANN401 (zarr-python's, of which 3.0 and 3.1 have different ones)
-    """Return numpy's dtype of an element type."""
-    found: np.dtype[Any] = dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else np.dtype(dtype)
-    return found

@@ -253,7 +253,14 @@ class PublishedFiles:
         self._whole: dict[str, Future[memoryview]] = {}
         # Bytes of arrays.
         self._n_asked = self._n_fetched = 0
-        self.head = Head.parse(self._read_head(), self.address)
+        if offline:
+            head = self._kept(HEAD, lambda: b"", self.address)
+        else:
+            head = folder.read(HEAD, _MOST_HEAD)
+            # Without a connection, that which was read last is taken.
+            if cache is not None:
+                cache.keep(_key(self.address, HEAD), head)
+        self.head = Head.parse(head, self.address)
         name, n_bytes = self.head.index, self.head.index_entry.n_bytes
         index = self._kept(name, lambda: folder.read_range(name, 0, n_bytes, n_bytes))
         self.places = parse_index(index, self.head, self.address)
@@ -374,15 +381,6 @@ class PublishedFiles:
     def read_head(folder: Folder) -> Head:
         """Return the head in a folder; see the class for errors."""
         return Head.parse(folder.read(HEAD, _MOST_HEAD), folder.address)
-
-    def _read_head(self) -> bytes:
-        """Return the head; without a connection, that which was read last."""
-        if self.offline:
-            return self._kept(HEAD, lambda: b"", self.address)
-        data = self._folder.read(HEAD, _MOST_HEAD)
-        if self._cache is not None:
-            self._cache.keep(_key(self.address, HEAD), data)
-        return data
 
     def _kept(self, name: str, fetch: Callable[[], bytes], address: str = "") -> bytes:
         """Return what the cache keeps under a name, else fetch and keep it."""

@@ -89,11 +89,6 @@ class ArrayReader:
             return self.source.remedy
         return "Restore the array from a copy, or drop the dataset and add it again."
 
-    @property
-    def keeps_chunks(self) -> bool:
-        """Whether decoded chunks of a linked array are kept, of which a part was read."""
-        return True
-
     @cached_property
     def target(self) -> Location:
         """The array's own location."""
@@ -279,11 +274,6 @@ class Verified(NamedTuple):
 class _WholeReader(ArrayReader):
     """Reads shards whole, and hashes the bytes that it decodes."""
 
-    @property
-    def keeps_chunks(self) -> bool:
-        """Return False: each chunk is decoded anew."""
-        return False
-
     @cached_property
     def hashed(self) -> dict[int, bytes]:
         """Number of each shard that was read -> its length and hash."""
@@ -369,7 +359,8 @@ def _linked_array(reader: ArrayReader) -> FileArray | None:
     if reader.source is None:
         return None
     array = open_linked(reader.location, reader.spec, reader.source, reader.decoder)
-    return array if reader.keeps_chunks else replace(array, kept=None)
+    # Who reads an array whole decodes each chunk anew.
+    return replace(array, kept=None) if isinstance(reader, _WholeReader) else array
 
 
 class LinkedCost(NamedTuple):

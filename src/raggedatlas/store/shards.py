@@ -347,11 +347,6 @@ def cheap_gap(starts: NDArray[np.int64], ends: NDArray[np.int64], most: int) -> 
 
     `starts` and `ends`, (n,), are the ranges, in any order. `most` bytes are fetched in the time of another request;
     the gap is never larger.
-
-    Examples
-    --------
-    >>> cheap_gap(np.array([0, 1_010, 9_000]), np.array([1_000, 2_000, 10_000]), 1 << 20)
-    10
     """
     order = np.argsort(starts)
     gaps = np.sort(np.clip(starts[order][1:] - np.maximum.accumulate(ends[order])[:-1], 0, None))

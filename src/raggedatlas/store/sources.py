@@ -97,7 +97,17 @@ class SourceAccess:
         return self._copies or frozenset()
 
     def _decide(self, source: str) -> Location | None:
-        place = self._locate(source)
+        if "://" in source:
+            # Credentials are not stored; those of the atlas are tried where both are in stores of one kind.
+            same = self.atlas.uri.startswith(f"{source.partition('://')[0]}://")
+            place = Location(source, self.atlas.storage_options if same else {})
+        elif not self.atlas.is_local:
+            # `recorded_address` names no local file in an atlas that others read from elsewhere.
+            raise StoreError(
+                f"{self.atlas} is linked to the local file {source!r}, which is not read; drop the dataset."
+            )
+        else:
+            place = Location(source if Path(source).is_absolute() else str(self.atlas.path / source))
         if self.rule == "allow":
             return place
         if self.rule == "deny":
@@ -113,21 +123,6 @@ class SourceAccess:
         if isinstance(answered, Mapping):
             return Location(place.uri, answered)
         return place if answered is True else None
-
-    def _locate(self, source: str) -> Location:
-        if "://" in source:
-            scheme = source.partition("://")[0]
-            # Credentials are not stored; those of the atlas are tried where both are in stores of one kind.
-            same = self.atlas.uri.startswith(f"{scheme}://")
-            return Location(source, self.atlas.storage_options if same else {})
-        # `recorded_address` names no local file in an atlas that others read from elsewhere.
-        if not self.atlas.is_local:
-            raise StoreError(
-                f"{self.atlas} is linked to the local file {source!r}, which is not read; drop the dataset."
-            )
-        if Path(source).is_absolute():
-            return Location(source)
-        return Location(str(self.atlas.path / source))
 
 
 def copy_path(uid: str, sha256: str) -> str:
@@ -164,11 +159,6 @@ def recorded_address(place: AnyPath, atlas: Location) -> str:
 
     A local file below the folder of the atlas or next to it is named relative to the atlas, so that both can be moved
     together. Refused are web addresses that may hold a secret, and local files if the atlas is not local.
-
-    Examples
-    --------
-    >>> recorded_address(Path("/data/x.h5ad"), Location("/data/atlas"))
-    '../x.h5ad'
     """
     location = as_location(place)
     if location.is_web:

@@ -119,7 +119,10 @@ def remap_csr(
     # The compiled code marks columns in a bitmap, which holds a column once. `count_kept` has checked `indices`, so
     # `places[indices]` stays inside.
     if fault == REPEATED:
-        positions = _stable_order(indptr, places[indices])
+        # Repeated columns are few, or a file is odd. `lexsort` is stable and sorts by its last key first.
+        columns, rows = places[indices], np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        kept = np.flatnonzero(columns >= 0)
+        positions = kept[np.lexsort((columns[kept], rows[kept]))]
         return bounds, places[indices[positions]], values[positions]
     refuse_rows(fault, "A sparse matrix with new columns", None, n_out)
     # each place is within; "clip" alone needs no second buffer
@@ -132,15 +135,6 @@ def sorting_order(indptr: NDArray[np.int64], indices: NDArray[Any], n_columns: i
     `indptr` starts at 0. With the result, ``indices[order]`` ascends in every row. Errors are those of `remap_csr`.
     """
     return remap_csr(indptr, indices, np.arange(len(indices)), np.arange(n_columns), n_columns)[2]
-
-
-def _stable_order(indptr: NDArray[np.int64], columns: NDArray[Any]) -> NDArray[np.int64]:
-    """Order the entries with columns of 0 or more by row and column; they are few, or a file is odd, where this is called."""
-    kept = np.flatnonzero(columns >= 0)
-    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    # `lexsort` is stable and sorts by its last key first: by row, then by column.
-    order: NDArray[np.int64] = kept[np.lexsort((columns[kept], rows[kept]))]
-    return order
 
 
 def move_runs(

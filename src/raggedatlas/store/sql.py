@@ -129,11 +129,6 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
     """Write a value as an SQL literal: text, a bool, a number, a datetime or date, or the NumPy scalar of one.
 
     What `plain_value` refuses is refused here, too, and spans of time.
-
-    Examples
-    --------
-    >>> quote_literal("5'-end"), quote_literal(True), quote_literal(0.1), quote_literal(-3)
-    ("'5''-end'", 'TRUE', '0.1', '-3')
     """
     value = plain_value(value)
     # Subclasses come first: a bool is an int, and a datetime is a date.
@@ -233,13 +228,7 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
 
 
 def is_member(column: Target, values: Iterable[Any]) -> str:
-    """Write the condition that a column holds one of some values; no value at all never holds.
-
-    Examples
-    --------
-    >>> is_member(Target("n", pa.int64()), [2, 1.5, 1])
-    '`n` IN (1, 2)'
-    """
+    """Write the condition that a column holds one of some values; no value at all never holds."""
     single = [compare(column, "=", value) for value in values]
     start = f"{column.compared} = "
     # A value that no cell can have became a condition without a literal, and is left out here.

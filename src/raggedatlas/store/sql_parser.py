@@ -118,31 +118,6 @@ def filter_from_dict(given: Mapping[str, Any], depth: int = 0) -> Filter:
     return makers[operator](**arguments)
 
 
-def parse_condition(text: str, columns: Columns) -> Filter:
-    """Parse an SQL condition: one expression of Lance's SQL (DataFusion's functions).
-
-    Names are those that results show, or those of the stored columns, quoted with double quotes or backticks where they
-    hold other characters than letters, digits and underscores. Case counts in quoted names only.
-
-    Comparisons of one column with literals, IN, IS NULL and BETWEEN become the expressions of `filters`, joined by AND,
-    OR and NOT; anything else stays SQL, of stored columns, in which NaN of a float column is null.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> columns = Columns(pa.schema([("n", pa.int64()), ("score", pa.float64())]))
-    >>> parse_condition("NOT (n = 1 OR score IS NULL)", columns)
-    ~((col('n') == 1) | (col('score').is_null()))
-    >>> parse_condition("sqrt(score) > n", columns)
-    sqrt ( nanvl(`score`, CAST(NULL AS DOUBLE)) ) > `n`
-    """
-    parser = _Parser(text, columns)
-    tokens = list(parser.resolved(list(parser.tokens())))
-    if any(token.keyword == "CASE" for token in tokens):
-        raise parser._refused("Lance does not evaluate CASE; write the cases with AND, OR and NOT")
-    return parser.disjunction(tokens)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Sql(Filter):
     """A condition that a person wrote in SQL; never built from data."""
@@ -150,7 +125,19 @@ class Sql(Filter):
     text: str
 
     def _parsed(self, columns: Columns) -> Filter:
-        return parse_condition(self.text, columns)
+        """Parse the text: one expression of Lance's SQL (DataFusion's functions).
+
+        Names are those that results show, or those of the stored columns, quoted with double quotes or backticks where
+        they hold other characters than letters, digits and underscores. Case counts in quoted names only.
+
+        Comparisons of one column with literals, IN, IS NULL and BETWEEN become the expressions of `filters`, joined by
+        AND, OR and NOT; anything else stays SQL, of stored columns, in which NaN of a float column is null.
+        """
+        parser = _Parser(self.text, columns)
+        tokens = list(parser.resolved(list(parser.tokens())))
+        if any(token.keyword == "CASE" for token in tokens):
+            raise parser._refused("Lance does not evaluate CASE; write the cases with AND, OR and NOT")
+        return parser.disjunction(tokens)
 
     def _sql(self, columns: Columns, depth: int) -> str:
         return self._parsed(columns).to_sql(columns, depth)

@@ -138,11 +138,6 @@ def served_error(error: BaseException) -> AtlasError | None:
     return kind(unescape(found[2]))
 
 
-def is_io(error: BaseException) -> bool:
-    """Return whether Lance failed to read or write, and not over what it was asked."""
-    return "LanceError(IO)" in str(error)
-
-
 def is_missing_bucket(error: BaseException) -> bool:
     """Return whether an object store says that the bucket or container does not exist."""
     return bool(_NO_BUCKET.search(str(error)))
@@ -157,13 +152,6 @@ def failure(error: BaseException) -> str:
     """Return why a folder or object store failed and what to do, as the end of a sentence and a sentence.
 
     `error` is what obstore, Lance or the operating system raised; the result is ``<reason>. <way out>.``.
-
-    Examples
-    --------
-    >>> failure(OSError(28, "No space left on device"))
-    'No space left on device. Free some space or choose another disk, and run it again.'
-    >>> failure(OSError("LanceError(IO): HTTP status code: 403 Forbidden: <Error><Code>AccessDenied</Code>"))
-    'the store refuses access (403 AccessDenied). Check the credentials, and that they may read and write there.'
     """
     text = str(error)
     number = error.errno if isinstance(error, OSError) and error.errno else None
@@ -249,14 +237,6 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def panicked(place: str, error: BaseException) -> CorruptError:
-    """Return the error of a panic of Lance."""
-    reason = str(error).split("\n", 1)[0]
-    return CorruptError(
-        f"Lance cannot read {place} ({reason}); its files are damaged. Run validate('deep'), and restore the atlas from a copy."
-    )
-
-
 @contextlib.contextmanager
 def lance_errors(place: str) -> Iterator[None]:
     """Convert Lance's errors to ours.
@@ -270,7 +250,10 @@ def lance_errors(place: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if is_panic(error):
-            raise panicked(place, error) from error
+            reason = str(error).split("\n", 1)[0]
+            raise CorruptError(
+                f"Lance cannot read {place} ({reason}); its files are damaged. Run validate('deep'), and restore the atlas from a copy."
+            ) from error
         # `BaseException` was caught for panics alone; KeyboardInterrupt and the like pass through.
         if not isinstance(error, LANCE_ERRORS):
             raise
@@ -316,7 +299,8 @@ def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[No
         except LANCE_ERRORS as error:
             if served := served_error(error):
                 raise served from error
-            if where is None or is_io(error) or lance_kind(error) == "missing":
+            # Of the kind IO: it failed to read or write, and not over what it was asked.
+            if where is None or "LanceError(IO)" in str(error) or lance_kind(error) == "missing":
                 raise StoreError(f"{table.uri}: {failure(error)}") from error
             reason = plain_reason(error).removeprefix("Invalid user input: ")
             # The schema of a damaged table may not be readable either.

@@ -513,12 +513,8 @@ class Tables:
                 fragment.id = number
             # Lance lets two appends pass, but a merge of columns conflicts with any change of rows.
             operation = lance.LanceOperation.Merge([*(f.metadata for f in there), *fragments], table.lance_schema)
-            transaction = lance.Transaction(read_version, operation)
-            tried.append(transaction)
-            done = lance.LanceDataset.commit(
-                table, transaction, max_retries=0, storage_options=self.location.lance_options()
-            )
-            self.keep(name, done)
+            tried.append(lance.Transaction(read_version, operation))
+            self._commit(name, table, tried[0])
 
         tried: list[lance.Transaction] = []
         try:
@@ -614,43 +610,51 @@ class Tables:
                 updated = [fragment for fragment in changed.values() if fragment is not None]
                 emptied = [number for number, fragment in changed.items() if fragment is None]
                 operation = lance.LanceOperation.Delete(updated, emptied, f"{len(addresses)} rows")
-                done = lance.LanceDataset.commit(
-                    table, operation, read_version=table.version, max_retries=0,
-                    storage_options=self.location.lance_options(),
-                )  # fmt: skip
-                self.keep(name, done)
+                self._commit(name, table, lance.Transaction(table.version, operation))
             return len(addresses)
 
         return self.retry(name, once) if read_version is None else self.attempt(name, once)
 
+    def change(self, name: str, action: "Callable[[lance.LanceDataset], T]", *, moves: bool = True) -> T:
+        """Run an action that commits through the handle it gets, again while it loses races, and hold what that has become.
+
+        `moves` says whether it changes rows or columns, which is refused during an unfinished purge.
+        """
+
+        def once() -> T:
+            table = self.open_to_change(name) if moves else self.open_copy(name)
+            before = table.version
+            done = action(table)
+            if table.version != before:
+                self.keep(name, table)
+            return done
+
+        return self.retry(name, once)
+
     def add_columns(self, name: str, fields: Sequence[pa.Field]) -> None:
         """Add the columns that the table lacks, null in every row; columns that another writer added meanwhile are taken as they are."""
 
-        def once() -> None:
-            table = self.open_to_change(name)
+        def add(table: "lance.LanceDataset") -> None:
             missing = [f.with_nullable(nullable=True) for f in fields if f.name not in table.schema.names]
             if missing:
                 check_schema(pa.schema(missing), self.place(name))
                 table.add_columns(pa.schema(missing))
-                self.keep(name, table)
 
-        self.retry(name, once)
+        self.change(name, add)
 
     def update_field_metadata(
         self, name: str, change: Callable[[pa.Schema], Mapping[str, Mapping[bytes, bytes]]]
     ) -> None:
         """Change field metadata by a function of the current schema, again if another writer came between."""
 
-        def once() -> None:
-            table = self.open_to_change(name)
+        def update(table: "lance.LanceDataset") -> None:
             updates = change(table.schema)
             if updates:
                 table.update_field_metadata(
                     {column: {k.decode(): v.decode() for k, v in facts.items()} for column, facts in updates.items()}
                 )
-                self.keep(name, table)
 
-        self.retry(name, once)
+        self.change(name, update)
 
     def overwrite(self, name: str, rows: pa.Table, read_version: int) -> None:
         """Replace all rows, in the action of a `retry`, which repeats it where somebody has committed since `read_version`."""
@@ -672,18 +676,28 @@ class Tables:
             ) if rows.num_rows else []  # fmt: skip
         operation = lance.LanceOperation.Overwrite(rows.schema, fragments)
         transaction = lance.Transaction(read_version, operation)
-
-        def once() -> None:
-            done = lance.LanceDataset.commit(
-                target, transaction, max_retries=0, storage_options=options, enable_stable_row_ids=True
-            )
-            self.keep(name, done)
-
         try:
-            self.attempt(name, once)
+            self.attempt(name, partial(self._commit, name, target, transaction, enable_stable_row_ids=True))
         except ConflictError:
             return self._is_done(name, transaction)
         return True
+
+    def _commit(
+        self,
+        name: str,
+        table: "lance.LanceDataset",
+        transaction: "lance.Transaction",
+        *,
+        enable_stable_row_ids: bool | None = None,
+    ) -> None:
+        """Commit a transaction, once, and hold the table as it is then."""
+        import lance
+
+        done = lance.LanceDataset.commit(
+            table, transaction, max_retries=0, storage_options=self.location.lance_options(),
+            enable_stable_row_ids=enable_stable_row_ids,
+        )  # fmt: skip
+        self.keep(name, done)
 
     def _is_done(self, name: str, transaction: "lance.Transaction") -> bool:
         """Return whether a commit that reported a conflict was made: if a store loses the response, the retry conflicts with the first attempt."""
@@ -728,13 +742,7 @@ class Tables:
 
     def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Change keys of the table's own key-value metadata."""
-
-        def once() -> None:
-            table = self.open_copy(name)
-            table.update_metadata(dict(values))
-            self.keep(name, table)
-
-        self.retry(name, once)
+        self.change(name, lambda table: table.update_metadata(dict(values)), moves=False)
 
     def update_metadata_if(self, name: str, values: Mapping[str, str], read_version: int) -> bool:
         """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
@@ -777,12 +785,7 @@ class Tables:
         """Rename columns (old -> new) in one commit."""
         changes: Any = [{"path": old, "name": new} for old, new in names.items()]
 
-        def once() -> None:
-            table = self.open_to_change(name)
-            table.alter_columns(*changes)
-            self.keep(name, table)
-
-        self.retry(name, once)
+        self.change(name, lambda table: table.alter_columns(*changes))
 
     def drop_columns(self, name: str, columns: Sequence[str], kept: Callable[[], Collection[str]] = tuple) -> list[str]:
         """Drop columns of a table in one commit, and return those that were there.
@@ -819,11 +822,7 @@ class Tables:
             table = self.open_to_change(name)
             # Lance takes columns to be merged with any commit to be in conflict; the schema keeps the ids of columns.
             operation = lance.LanceOperation.Merge([f.metadata for f in table.get_fragments()], table.lance_schema)
-            done = lance.LanceDataset.commit(
-                table, operation, read_version=table.version, max_retries=0,
-                storage_options=self.location.lance_options(),
-            )  # fmt: skip
-            self.keep(name, done)
+            self._commit(name, table, lance.Transaction(table.version, operation))
 
         self.retry(name, once)
 

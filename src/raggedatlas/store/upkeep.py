@@ -52,12 +52,6 @@ def choose_fragments(fragments: Sequence[Size]) -> set[int]:
 
     So every row is rewritten as often as the logarithm of the size of a large fragment says, and a large fragment and
     few new rows are never rewritten together. `fragments` are all of the table, in its order.
-
-    Examples
-    --------
-    >>> rows = [2_000_000, 500_000, 10, 10]
-    >>> sorted(choose_fragments([Size(i, n) for i, n in enumerate(rows)]))
-    [2, 3]
     """
     chosen = {f.number for f in fragments if _many_deleted(f)}
     run: list[Size] = []
@@ -88,11 +82,6 @@ def parts_to_merge(parts: Sequence[int], n_new: int) -> int:
     """Return how many of the last parts of an index to merge with new rows: those not much larger than what follows.
 
     `parts` are the rows that each part covers, oldest first; `n_new` rows are covered by none.
-
-    Examples
-    --------
-    >>> parts_to_merge([5_000_000, 200_000, 150_000], 100_000)
-    2
     """
     n = 0
     for rows in reversed(parts):
@@ -174,24 +163,19 @@ def index(tables: Tables, name: str, column: str, kind: str, *, least: int = 1) 
     options = WHOLE_VALUES if kind == "FTS" and column.endswith("uid") else {}
     stored: Any = "INVERTED" if kind == "FTS" else kind
 
-    def once() -> bool:
-        table = tables.open_copy(name)
+    def build(table: "lance.LanceDataset") -> bool:
         parts = _parts(table, there := {f.number: f.rows for f in sizes(table)}).get(index_name)
-        n_rows = sum(there.values())
-        if parts is None and n_rows < least:
+        n_new = sum(there.values()) - sum(parts or ())
+        if n_new < least:
             return False
         if parts is None:
             table.create_scalar_index(column, stored, name=index_name, **options)
-            tables.keep(name, table)
-            return True
-        n_new = n_rows - sum(parts)
-        if n_new < least:
-            return False
-        table.optimize.optimize_indices(index_names=[index_name], num_indices_to_merge=parts_to_merge(parts, n_new))
-        tables.keep(name, table)
+        else:
+            n = parts_to_merge(parts, n_new)
+            table.optimize.optimize_indices(index_names=[index_name], num_indices_to_merge=n)
         return True
 
-    return tables.retry(name, once)
+    return tables.change(name, build, moves=False)
 
 
 def _parts(table: "lance.LanceDataset", rows: Mapping[int, int]) -> dict[str, list[int]]:
@@ -207,32 +191,28 @@ def _parts(table: "lance.LanceDataset", rows: Mapping[int, int]) -> dict[str, li
 
 def index_vectors(tables: Tables, name: str, column: str, metric: str, n_partitions: int) -> None:
     """Build or replace the index over a column of vectors (``IVF_SQ``)."""
-
-    def once() -> None:
-        table = tables.open_copy(name)
-        table.create_index(
+    tables.change(
+        name,
+        lambda table: table.create_index(
             column, "IVF_SQ", name=f"{column}_vectors", metric=metric, num_partitions=n_partitions, replace=True
-        )
-        tables.keep(name, table)
-
-    tables.retry(name, once)
+        ),
+        moves=False,
+    )
 
 
 def refresh_vectors(tables: Tables, name: str) -> bool:
     """Update the indexes over vectors; return whether it was necessary."""
 
-    def once() -> bool:
-        table = tables.open_copy(name)
+    def update(table: "lance.LanceDataset") -> bool:
         rows = {f.number: f.rows for f in sizes(table)}
         parts = _parts(table, rows)
         names = [i.name for i in table.describe_indices() if i.name == f"{i.field_names[0]}_vectors"]
         outdated = [i for i in names if sum(parts[i]) < sum(rows.values())]
         if outdated:
             table.optimize.optimize_indices(index_names=outdated)
-            tables.keep(name, table)
         return bool(outdated)
 
-    return tables.retry(name, once)
+    return tables.change(name, update, moves=False)
 
 
 def clean_up(tables: Tables, name: str, older_than: timedelta) -> int:

@@ -6,8 +6,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -201,7 +200,9 @@ class WebFolder:
                 self.sleep(wait)
             wait = min(LONGEST_WAIT, 0.25 * 2.0 ** (attempt + 1)) * random.uniform(0.5, 1.0)
             try:
-                with _allowed(self._resolved.get(first, (first, 0.0))[0]):
+                # Few enough requests are under way, in all and to the host.
+                host = urlsplit(self._resolved.get(first, (first, 0.0))[0]).netloc
+                with share(f"requests to {host}", lambda: threading.BoundedSemaphore(MOST_PER_HOST)), _AT_ONCE:
                     answer = self._follow(first, headers)
                     try:
                         if answer.status not in _BUSY:
@@ -323,14 +324,6 @@ class _IncompleteError(StoreError):
 
 
 _AT_ONCE = threading.BoundedSemaphore(MOST_AT_ONCE)
-
-
-@contextmanager
-def _allowed(url: str) -> Iterator[None]:
-    """Wait until there are few enough requests under way, in all and to the host of an address."""
-    own = share(f"requests to {urlsplit(url).netloc}", lambda: threading.BoundedSemaphore(MOST_PER_HOST))
-    with own, _AT_ONCE:
-        yield
 
 
 def _make_manager(*, public: bool) -> "PoolManager":

@@ -100,7 +100,6 @@ def test_one_dataset_needs_no_id_field(request_of_two: dict[str, Any]) -> None:
         sample = provider[7]
         assert (sample["object_id"], sample["data"]["object_id"]) == ("c7", "c7")
         assert np.array_equal(sample["data"]["data"], VALUES[7])
-        assert np.array_equal(provider.sample_data()["data"]["data"], VALUES[0])
         assert provider.get_object_id(3) == "c3"
 
 

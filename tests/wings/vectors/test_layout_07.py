@@ -346,11 +346,11 @@ def test_links_of_any_type(tmp_path: Path, layout: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
-@pytest.mark.parametrize("width", [1, 4, 5])
+@pytest.mark.parametrize("width", [1, 4, 5, 6, 7, 13])
 def test_links_of_any_width(tmp_path: Path, layout: str, width: int) -> None:
-    """Items 56, 78: links of one end, and of more than three, within chunks and across."""
+    """Items 56, 78: links of one end, and of more than three, within chunks and across; layout 0.9 numbers the orders of ends, 13! at most here."""
     rng = np.random.default_rng(width)
-    links = np.array([rng.choice(40, width, replace=False) for _ in range(30)])
+    links = np.array([rng.choice(40, width, replace=False) for _ in range(200)])
     if width > 1:
         shapes = Shapes("mesh", walk(40), links=links)
         write(make_geometry(shapes, CUT), tmp_path / "s", layout=layout)

@@ -314,17 +314,6 @@ def test_all_kinds_are_stored_by_both_ways(tmp_path: Path) -> None:
         assert one.links is None or np.array_equal(one.links, two.links)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("width", [5, 6, 7, 13])
-def test_links_of_many_ends_come_back(tmp_path: Path, width: int) -> None:
-    """The permutation number of six or more ends exceeds a byte, even if every row fits in one; of 13 there are 6,227,020,800."""
-    rng = np.random.default_rng(0)
-    links = np.stack([rng.permutation(40)[:width] for _ in range(200)])
-    shapes = Shapes("mesh", walk(40), links=links)
-    write(make_geometry(shapes, CUT), tmp_path / "s")
-    assert corners_of(open_vectors(tmp_path / "s").read()) == corners_of(shapes)
-
-
 def test_codes_of_links_with_other_categories_are_translated(tmp_path: Path) -> None:
     """Arrays of one link attribute may list other categories; each link keeps its text."""
     kinds = {"encoding": "dictionary", "categories": ["a", "b", "c"], "ordered": True, "_FillValue": -1}

@@ -48,16 +48,6 @@ class Detection:
     members: Mapping[str, TiledbKind]  # name in the root group -> kind; other folders are not listed
     embeddings: tuple[str, ...]  # sorted names of the arrays in ``emb``
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the version is one of `VERSIONS`."""
-        return self.version in VERSIONS
-
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """Members that are not part of the format."""
-        return tuple(name for name in self.members if name not in MEMBERS)
-
 
 def is_cxg(path: AnyPath) -> bool:
     """Return whether a folder looks like a CXG: a TileDB group with a known member, or arrays ``obs`` and ``var``."""
@@ -133,7 +123,7 @@ def require_readable(detection: Detection, version: str | None = None, *, allow_
         half = next((name for name in (XR, XC) if name in detection.members), "")
         reason = f"{half} and not {XC if half == XR else XR}" if half else f"neither {X} nor {XR} and {XC}"
         raise SourceError(f"C17: {detection.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
-    if version is not None or detection.is_known:
+    if version is not None or detection.version in VERSIONS:
         return version or detection.version
     if allow_unknown:
         return VERSIONS[-1]

@@ -182,21 +182,6 @@ class CxgChecker(Checker[str]):
         """Names of the arrays in ``emb`` that could be opened, as ``"emb/NAME"``."""
         return tuple(name for name in self.arrays if name.startswith(f"{EMB}/"))
 
-    @property
-    def n_obs(self) -> int | None:
-        """Number of cells according to ``obs``; None if unknown."""
-        return self._size(OBS)
-
-    @property
-    def n_var(self) -> int | None:
-        """Number of features according to ``var``; None if unknown."""
-        return self._size(VAR)
-
-    def _size(self, name: str) -> int | None:
-        info = self.arrays.get(name)
-        # An axis of text has the size 0, since it is not counted.
-        return info.shape[0] if info is not None and len(info.axes) == 1 and info.shape[0] else None
-
 
 MAX_TILE_BYTES = 128 << 20
 """Decoded size of a tile beyond which reading a part reads far too much."""
@@ -343,14 +328,19 @@ def check_shift(checker: CxgChecker) -> None:
 
 def check_sizes(checker: CxgChecker) -> None:
     """Check that all arrays agree on the numbers of cells and features: C71."""
-    sizes = {OBS: checker.n_obs, VAR: checker.n_var}
+    sizes: dict[str, int] = {}
+    for name in (OBS, VAR):
+        info = checker.arrays.get(name)
+        # An axis of text has the size 0, since it is not counted.
+        if info is not None and len(info.axes) == 1 and info.shape[0]:
+            sizes[name] = info.shape[0]
     axes = {X: (OBS, VAR), XR: (OBS,), XC: (VAR,), SHIFT: (VAR,)} | dict.fromkeys(checker.embeddings, (OBS,))
     for name, along in axes.items():
         info = checker.arrays.get(name)
         if info is None or (name in (X, XR, XC, SHIFT) and len(info.axes) != len(along)):
             continue
         for frame, size in zip(along, info.shape, strict=False):
-            expected = sizes[frame]
+            expected = sizes.get(frame)
             if expected is not None and size != expected:
                 what = "cells" if frame == OBS else "features"
                 checker.report("C71", name, f"it has {size:,} {what}, but {frame} has {expected:,}.")

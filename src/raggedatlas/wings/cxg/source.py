@@ -37,6 +37,7 @@ from raggedatlas.wings.cxg.options import (
     FEATURE_NAME,
     GENESETS,
     GROUP_METADATA,
+    MEMBERS,
     OBS,
     OBSM_PREFIX,
     PROPERTIES,
@@ -254,7 +255,7 @@ class CxgSource(CompositeSource):
             self.left_out["uns"] = "left out as requested"
         for name in self.detection.members:
             # `coverage` is a member of the format, and AnnData has no place for it either.
-            if name in (COVERAGE, *self.detection.extras):
+            if name == COVERAGE or name not in MEMBERS:
                 self.left_out[name] = "an array that AnnData has no place for"
         readers: dict[str, Callable[[], Any]] = {key: partial(values.__getitem__, key) for key in values}
         if side:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -264,16 +264,6 @@ class QueryCells:
         return _with_colors(replace(look, subtitle=subtitle), stored_colors(self.query, table))
 
 
-@contextmanager
-def _opened(what: Any) -> Iterator[Source]:  # noqa: ANN401  (anything that can be read)
-    """Open a file or object for as long as it is read."""
-    source = open_source(what)
-    try:
-        yield source
-    finally:
-        source.close()
-
-
 @dataclass(frozen=True)
 class FileCells:
     """Cells of a file or of an object in memory; their ids are the names of its `obs`."""
@@ -287,17 +277,17 @@ class FileCells:
 
     def table(self) -> tuple[pa.Table, str]:
         """Read `obs`."""
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             return source.cells(), INDEX
 
     def embeddings(self) -> list[str]:
         """Name the matrices of `obsm`."""
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             return [info.key for info in _members(source.describe())]
 
     def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
         """Read a member of `obsm`, by its key, its name, or its name without ``X_``."""
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             offered = [info.key for info in _members(source.describe())]
             names = (name, f"X_{name}")
             found = [key for key in offered if key == name or key.rpartition(_OBSM)[2] in names]
@@ -314,7 +304,7 @@ class FileCells:
 
     def genes(self, layer: str | None) -> "FileGenes | None":
         """Open the genes of a matrix: X, or another one by its name."""
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             schema = source.describe()
         named = [info for info in schema.matrices if info.features and len(info.shape) == 2]
         held = list(dict.fromkeys(_layer_of(info.key) for info in named))
@@ -333,7 +323,7 @@ class FileCells:
 
     def dress(self, look: Look, table: pa.Table) -> Look:
         """Add the colours of the file."""
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             found = merge_colors(source, table, list(source.describe().elements))
         return _with_colors(look, found)
 
@@ -385,7 +375,7 @@ class FileGenes:
 
     @cached_property
     def _features(self) -> list[pa.Table]:
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             return [source.features(info.features) for info in self.matrices]
 
     @cached_property
@@ -404,7 +394,7 @@ class FileGenes:
     def values(self, names: Sequence[str]) -> tuple[pa.Array, NDArray[Any]]:
         """Read genes of all cells, NaN where a modality lacks a cell."""
         places = [self._place_of(name) for name in names]
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             ids = source.cells().column(INDEX).cast(pa.string()).combine_chunks()
             found = np.full((len(ids), len(names)), np.nan, np.float32)
             for info in self.matrices:
@@ -423,12 +413,12 @@ class FileGenes:
         import pandas as pd
 
         info = self.matrices[0]
-        with _opened(self.what) as source:
+        with closing(open_source(self.what)) as source:
             ids = _ids_of(source, info.key)
         codes = number_cells(ids, group, reference)
 
         def walk() -> Iterator[tuple[NDArray[np.int64], Block]]:
-            with _opened(self.what) as source:
+            with closing(open_source(self.what)) as source:
                 start = 0
                 for (block,) in source.blocks((info.key,), self._step(info)):
                     yield np.arange(start, start + block.n_rows), block

@@ -38,27 +38,12 @@ class ViewOptions(TypedDict, total=False):
 
     Attributes
     ----------
-    title : str
-        Above the legend; None takes the atlas' name.
-    color : str
-        The column or gene that the cells are first coloured by.
+    title, color, columns, max_points, seed, theme, axes, address
+        As in `Look`; a title of None takes the atlas' name.
     colors : mapping of str to mapping of str to str
-        Column -> category -> ``#rrggbb``; else the colours that the atlas' files name, else a palette that people with any
-        kind of colour vision can read.
-    columns : sequence of str
-        Columns to take along; None takes all.
-    max_points : int
-        More cells than this (2,000,000) are sampled, and the page says so.
-    seed : int
-        Another seed samples other cells, and draws them in another order.
-    theme : {"light", "dark"}
-        None follows the reader's system.
-    axes : (int, int)
-        Which two dimensions of an embedding that has more than three.
+        As in `Look`; else the colours that the atlas' files name, else a palette that people with any kind of colour vision can read.
     layer : str
         Which layer the values of genes are read from; None takes the layer of the query, else the usual one.
-    address : str
-        Where a ``.vitessce`` folder will be served, ``http://localhost:8000`` by default.
     """
 
     title: str | None

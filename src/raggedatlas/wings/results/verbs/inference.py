@@ -28,7 +28,7 @@ from raggedatlas.wings.results.batch_writer import BatchWriter
 from raggedatlas.wings.results.dataset import ResultDataset
 from raggedatlas.wings.results.schema import OBJECT_ID, as_outputs
 from raggedatlas.wings.results.verbs.models import Inputs, Model, ModelSource, open_onnx
-from raggedatlas.wings.results.verbs.vector_sources import open_results
+from raggedatlas.wings.results.verbs.vector_sources import atlas_facts, open_results
 from raggedatlas.wings.results.writer import ResultDatasetWriter, ResultPart
 
 INPUTS = "result:inputs"
@@ -254,7 +254,6 @@ def prepare_run(model: Model, query: Query, batch_size: int, reading: Mapping[st
 
 def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
     """Return where results come from, for the metadata of their table."""
-    source = provenance(query.spec, query.catalog)
     loader = run.loader
     digest = hashlib.sha256()
     for name, space in loader.plan.spaces.items():
@@ -266,9 +265,7 @@ def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
         "result:model": run.model.name,
         "result:model_hash": run.model.digest,
         INPUTS: digest.hexdigest(),
-        "atlas:uri": str(source["uri"]),
-        "atlas:version": str(source["snapshot"]),
-        "atlas:query": str(source["summary"]),
+        **atlas_facts(query),
     }
 
 

@@ -395,16 +395,14 @@ def pca(
     >>> found = pca(view.query(), "results/pca", n_components=30, target_sum=10_000)  # doctest: +SKIP
     """
     chosen = _check_options(choices, ReductionOptions, n_components=n_components, sample_size=sample_size, seed=seed)
-
-    def fit(vectors: Vectors) -> PcaModel:
+    given = None if chosen.get("model") is None else load_pca(chosen["model"])
+    vectors = open_vectors(source, chosen.get("column"), () if given is None else tuple(given.features.tolist()))
+    if given is None:
         target_sum, fit_seed = chosen.get("target_sum"), chosen.get("seed", 0)
         sample = read_sample(vectors, chosen.get("sample_size", 50_000), fit_seed, target_sum)
         n = chosen.get("n_components", 50)
-        return fit_pca(sample, n, seed=fit_seed, features=vectors.features, target_sum=target_sum)
-
-    given = None if chosen.get("model") is None else load_pca(chosen["model"])
-    vectors = open_vectors(source, chosen.get("column"), () if given is None else tuple(given.features.tolist()))
-    model = given or fit(vectors)
+        given = fit_pca(sample, n, seed=fit_seed, features=vectors.features, target_sum=target_sum)
+    model: PcaModel = given
 
     def placed() -> Iterator[tuple[Any, NDArray[np.float32]]]:
         for _, ids, values in _finite_batches(vectors, chosen, "pca"):

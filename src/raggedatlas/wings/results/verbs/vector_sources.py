@@ -65,13 +65,8 @@ class QueryVectors:
         self.features = tuple(map(str, next(iter(self._loader.features.values()))))
         # Taken from one row, because an embedding has no features to count.
         self.width = int(self.take(np.arange(1)).shape[1])
-        source = provenance(query.spec, query.catalog)
-        self.facts: Mapping[str, str] = {
-            "atlas:uri": str(source["uri"]),
-            "atlas:version": str(source["snapshot"]),
-            "atlas:query": str(source["summary"]),
-        }
-        self.config: Mapping[str, Any] | None = {"atlas": source}
+        self.facts: Mapping[str, str] = atlas_facts(query)
+        self.config: Mapping[str, Any] | None = {"atlas": provenance(query.spec, query.catalog)}
         self.dataset = None
 
     def take(self, rows: NDArray[np.int64]) -> Any:  # noqa: ANN401  (an array or a sparse one)
@@ -88,6 +83,13 @@ class QueryVectors:
         """Iterate over ids and rows, in row order."""
         for batch in Loader(self._query, size, shuffle=None, obs=[]):
             yield batch.stored_uids, batch.X if hasattr(batch.X, "indptr") else batch.X.reshape(len(batch), -1)
+
+
+def atlas_facts(query: Query) -> dict[str, str]:
+    """Return where the cells of a query are from, for the metadata of a table of results."""
+    source = provenance(query.spec, query.catalog)
+    keys = {"atlas:uri": "uri", "atlas:version": "snapshot", "atlas:query": "summary"}
+    return {name: str(source[key]) for name, key in keys.items()}
 
 
 Vectors = ResultVectors | QueryVectors

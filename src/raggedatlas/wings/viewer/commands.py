@@ -81,12 +81,14 @@ def _what(
     if embedding is None and not serves_atlas(atlas_options.atlas) and not is_cells_path(atlas_options.path):
         # A path can only be a folder of results, while a text may be the name of an embedding.
         return atlas_options.path, None
-    cells: Query | AnyPath = atlas_options.path
-    if not is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
-        query = atlas_options.open_snapshot(at).query()
+    cells: Query | AnyPath
+    if is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
+        cells = atlas_options.path
+    else:
+        # The address of a published atlas may name a snapshot behind an @, and is then no path.
+        cells = atlas_options.open_snapshot(at).query()
         for condition in options.where:
-            query = query.where(condition)
-        cells = query
+            cells = cells.where(condition)
     # The path of a file comes as one, so that no name of an embedding is looked for.
     return (embedding, cells) if embedding is not None else (cells, None)
 

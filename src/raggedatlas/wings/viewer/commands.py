@@ -81,14 +81,14 @@ def _what(
     if embedding is None and not serves_atlas(atlas_options.atlas) and not is_cells_path(atlas_options.path):
         # A path can only be a folder of results, while a text may be the name of an embedding.
         return atlas_options.path, None
-    cells: Query | AnyPath
     if is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
-        cells = atlas_options.path
+        cells: Query | AnyPath = atlas_options.path
     else:
-        # The address of a published atlas may name a snapshot behind an @, and is then no path.
-        cells = atlas_options.open_snapshot(at).query()
+        # The address of an atlas, after which a snapshot may be named, is no path.
+        query = atlas_options.open_snapshot(at).query()
         for condition in options.where:
-            cells = cells.where(condition)
+            query = query.where(condition)
+        cells = query
     # The path of a file comes as one, so that no name of an embedding is looked for.
     return (embedding, cells) if embedding is not None else (cells, None)
 

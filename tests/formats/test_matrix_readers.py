@@ -19,14 +19,13 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats import external_sort
 from raggedatlas.formats.external_sort import ExternalRowSort, stable_order
 from raggedatlas.formats.matrix_readers import (
-    ColumnSubset,
     CscRows,
     CsrRows,
     DenseRows,
     MatrixLocation,
+    MatrixSubset,
     RowReader,
     SequentialArray,
-    SparseArrays,
 )
 from raggedatlas.model.batch import CsrBlock
 from support.hypothesis_profile import examples
@@ -35,6 +34,11 @@ pytestmark = pytest.mark.fast
 
 PLACE = MatrixLocation("file.h5ad", "X", lambda row: f"cell-{row}")
 DTYPES = st.sampled_from(["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", ">f4", ">i2"])
+
+
+def by_name(indptr: Any, indices: Any, data: Any) -> dict[str, Any]:
+    """Name the arrays of a sparse matrix as files do."""
+    return {"indptr": indptr, "indices": indices, "data": data}
 
 
 def in_memory(array: np.ndarray, chunk: int) -> Any:
@@ -97,7 +101,7 @@ def test_csr_rows_keep_every_entry_in_order(backend: Callable[..., Any], made: A
     """Whatever the block and chunk size, the entries come row by row in the stored order, duplicates included, in a type that SciPy holds."""
     shape, rows, columns, values = made
     indptr, indices, data = as_arrays(shape, rows, columns, values, shape[0])
-    reader = CsrRows(SparseArrays(indptr, backend(indices, chunk), backend(data, chunk), shape), PLACE)
+    reader = CsrRows(by_name(indptr, backend(indices, chunk), backend(data, chunk)), shape, PLACE)
     _, got_columns, got = read_all(reader, step)
     np.testing.assert_array_equal(got_columns, indices)
     np.testing.assert_array_equal(got, data)
@@ -114,7 +118,7 @@ def test_csc_rows_are_the_same_matrix_by_rows(backend: Callable[..., Any], band:
     indptr, indices, data = as_arrays(shape, columns, rows, values, shape[1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(external_sort, "BAND_BYTES", band)
-        reader = CscRows(SparseArrays(indptr, backend(indices, 7), backend(data, 7), shape), PLACE)
+        reader = CscRows(by_name(indptr, backend(indices, 7), backend(data, 7)), shape, PLACE)
         got = read_all(reader, step)
         reader.close()
     order = np.argsort(indices, kind="stable")
@@ -181,7 +185,7 @@ def test_closed_readers_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ones, places = kept("data", np.ones(n * width)), kept("indices", np.tile(np.arange(width), n))
         shape = (n, width) if form == "csr" else (width, n)
         pointers = np.arange(0, n * width + 1, width)
-        reader = (CsrRows if form == "csr" else CscRows)(SparseArrays(pointers, places, ones, shape), PLACE)
+        reader = (CsrRows if form == "csr" else CscRows)(by_name(pointers, places, ones), shape, PLACE)
     # What the libraries keep of their first call is not the reader's.
     reader.read(1, 3)
     reader.close()
@@ -200,7 +204,7 @@ def test_steps_shrink_where_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> No
     """A step is cut short rather than take more bytes than a block may, but takes at least one row."""
     monkeypatch.setattr("raggedatlas.formats.matrix_readers.BLOCK_BYTES", 160)
     matrix = sp.csr_array(np.ones((10, 10)))
-    reader = CsrRows(SparseArrays(matrix.indptr, matrix.indices, matrix.data, (10, 10)), PLACE)
+    reader = CsrRows(by_name(matrix.indptr, matrix.indices, matrix.data), (10, 10), PLACE)
     assert reader.stop(3, 9) == 4
     assert DenseRows(np.ones((10, 10)), PLACE).stop(0, 5) == 2
 
@@ -238,9 +242,9 @@ def test_one_heavy_row_is_read_without_its_whole_band(monkeypatch: pytest.Monkey
 def test_chosen_columns_are_renumbered() -> None:
     """Choosing columns equals SciPy's column choice, in the order given."""
     matrix = sp.random_array((9, 7), density=0.5, rng=np.random.default_rng(0), format="csr")
-    reader = CsrRows(SparseArrays(matrix.indptr, matrix.indices, matrix.data, (9, 7)), PLACE)
+    reader = CsrRows(by_name(matrix.indptr, matrix.indices, matrix.data), (9, 7), PLACE)
     chosen = np.array([1, 4, 6])
-    block = ColumnSubset(reader, chosen).read(0, 9)
+    block = MatrixSubset(reader, None, chosen).read(0, 9)
     got = sp.csr_array((block.layers["values"], block.indices, block.indptr), shape=(9, 3))
     np.testing.assert_array_equal(got.toarray(), matrix[:, chosen].toarray())
 
@@ -262,13 +266,13 @@ def test_broken_sparse_matrices_are_refused_by_name(said: str) -> None:
     """Each way for a sparse matrix to be wrong is told with the file, the element and the first cell concerned."""
     changes, cell = BROKEN[said]
     with pytest.raises(SourceError, match=said) as caught:
-        CsrRows(SparseArrays(**{**GOOD, **changes}, shape=(3, 4)), PLACE).read(0, 3)
+        CsrRows({**GOOD, **changes}, (3, 4), PLACE).read(0, 3)
     assert "file.h5ad: X" in str(caught.value)
     assert cell in str(caught.value)
 
 
 def test_csc_with_rows_out_of_range_is_refused() -> None:
     """A CSC entry for a row beyond the cells is told with its column."""
-    arrays = SparseArrays(np.array([0, 1, 2]), np.array([0, 7]), np.ones(2), (3, 2))
+    arrays = by_name(np.array([0, 1, 2]), np.array([0, 7]), np.ones(2))
     with pytest.raises(SourceError, match="column 1 for row 7"):
-        CscRows(arrays, PLACE).read(0, 3)
+        CscRows(arrays, (3, 2), PLACE).read(0, 3)

@@ -329,7 +329,7 @@ def test_a_disk_that_fails_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(output_files, "STEP_BYTES", 1)
-    monkeypatch.setattr(output_files, "_sync", full)
+    monkeypatch.setattr("os.fdatasync", full, raising=False)
     sink = open_sink(tmp_path / "x.h5ad", compression=None)
 
     def write() -> None:
@@ -436,9 +436,9 @@ def test_names_that_differ_in_case_alone_are_read_back(tmp_path: Path, zarr_form
 @pytest.mark.parametrize("name", ["x.h5ad", "x.zarr"])
 def test_what_cannot_be_opened_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A file that breaks a rule of readers is an error of ours, and nothing has its name."""
-    write = output_files.write_any
+    write = output_files.write_element
     odd = lambda group, path, value, options: write(group, path, 1 if path == "obs" else value, options)  # noqa: E731
-    monkeypatch.setattr(output_files, "write_any", odd)
+    monkeypatch.setattr(output_files, "write_element", odd)
     with pytest.raises(CorruptError, match="A13 must: obs"):
         copy(small(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -181,9 +180,6 @@ def test_processes_score_too(view: ra.AtlasView) -> None:
     alone = scored(view.query(), SETS)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         pd.testing.assert_frame_equal(scored(view.query(), SETS, executor=pool), alone, check_exact=True)
-    weights = sp.csc_array(np.ones((2, 1)))
-    scores = module.SetScores(("a",), weights, np.ones(2, bool), module.ScoreOptions())
-    assert pickle.loads(pickle.dumps(scores)).names == ("a",)
 
 
 def test_sets_of_which_too_few_were_measured_have_no_score(view: ra.AtlasView) -> None:

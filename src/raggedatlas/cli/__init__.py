@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,15 +45,6 @@ def import_command(name: str = "") -> "typer.Typer":
     return app
 
 
-class _PandasHider:
-    """Import hook that hides pandas."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> None:  # noqa: ANN401
-        if fullname == "pandas":
-            # Returning None instead would pass the search on to the finder that has pandas.
-            raise ModuleNotFoundError("pandas is put off", name=fullname)
-
-
 class _AfterImport:
     """Import hook that runs a function once a module has been imported."""
 
@@ -79,35 +70,39 @@ def defer_pandas_import() -> None:
     pyarrow imports pandas once, to recognize its objects. Here it does so as soon as it has been imported, while pandas
     is hidden. This is for the process of a command: in others pandas is usually imported already.
     """
+
+    def hide(fullname: str, *_: Any) -> None:  # noqa: ANN401
+        if fullname == "pandas":
+            # Returning None instead would pass the search on to the finder that has pandas.
+            raise ModuleNotFoundError("pandas is put off", name=fullname)
+
+    def look_without_pandas() -> None:
+        import pyarrow as pa
+
+        # It may be importing pyarrow.
+        if "pandas" in sys.modules:
+            return
+        hidden: Any = SimpleNamespace(find_spec=hide)
+        sys.meta_path.insert(0, hidden)
+        try:
+            # The first array makes pyarrow look for pandas, once; it remembers that there is none.
+            pa.array([0])
+        finally:
+            sys.meta_path.remove(hidden)
+
+    def look_again() -> None:
+        import pyarrow as pa
+
+        # Makes pyarrow look for pandas again; from here on it recognizes frames and series.
+        pa.table({}).to_pandas()
+
     if "pandas" in sys.modules:
         return
-    sys.meta_path.insert(0, _AfterImport("pandas", _look_again))
+    sys.meta_path.insert(0, _AfterImport("pandas", look_again))
     if "pyarrow" in sys.modules:
-        _look_without_pandas()
+        look_without_pandas()
     else:
-        sys.meta_path.insert(0, _AfterImport("pyarrow", _look_without_pandas))
-
-
-def _look_without_pandas() -> None:
-    import pyarrow as pa
-
-    # It may be importing pyarrow.
-    if "pandas" in sys.modules:
-        return
-    hidden = _PandasHider()
-    sys.meta_path.insert(0, hidden)
-    try:
-        # The first array makes pyarrow look for pandas, once; it remembers that there is none.
-        pa.array([0])
-    finally:
-        sys.meta_path.remove(hidden)
-
-
-def _look_again() -> None:
-    import pyarrow as pa
-
-    # Makes pyarrow look for pandas again; from here on it recognizes frames and series.
-    pa.table({}).to_pandas()
+        sys.meta_path.insert(0, _AfterImport("pyarrow", look_without_pandas))
 
 
 def main() -> None:

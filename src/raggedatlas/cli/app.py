@@ -168,23 +168,16 @@ class Commands(TyperGroup):
         except (AtlasError, OSError, UnknownValueWarning) as error:
             if ctx.meta.get(DEBUG):
                 raise
-            print_error(self._arguments_to_options(str(error) or type(error).__name__, ctx))
+            command = self.commands.get(ctx.invoked_subcommand)
+            # A group such as `genes` has no options of its own; those of its commands count.
+            called = [item for item in (command, *getattr(command, "commands", {}).values()) if item]
+            options = {option for item in called for parameter in item.params for option in parameter.opts}
+            print_error(to_command_line(str(error) or type(error).__name__, options))
             raise typer.Exit(EXIT_FAILURE) from None
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401  (typer does not export the classes)
         """Find a command; underscores are hyphens, as the names of functions have them."""
         return super().get_command(ctx, cmd_name) or super().get_command(ctx, cmd_name.replace("_", "-"))
-
-    def _arguments_to_options(self, message: str, ctx: Any) -> str:  # noqa: ANN401  (typer does not export the class)
-        """Replace Python arguments in a message by the options of the command that was called."""
-        command = self.commands.get(ctx.invoked_subcommand)
-        # A group such as `genes` has no options of its own; those of its commands count.
-        inner = getattr(command, "commands", {}).values()
-        options = {
-            option for item in (command, *inner) if item for parameter in item.params for option in parameter.opts
-        }
-
-        return to_command_line(message, options)
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  (as the parent has it)
         """Parse, run and exit; usage errors are reported in one line too."""
@@ -196,7 +189,14 @@ class Commands(TyperGroup):
             print_error("stopped")
             code = EXIT_FAILURE
         except typer.TyperException as error:
-            code = _report_usage_error(error)
+            # typer exports only the root of the classes that have a context.
+            failed: Any = error
+            context = getattr(failed, "ctx", None)
+            path = context.command_path if context is not None else "raggedatlas"
+            # Values are parsed by pydantic, which puts this before the message of a parser.
+            message = failed.format_message().replace("Value error, ", "").rstrip(".")
+            print_error(f"{message}{'' if message.endswith('?') else '.'} See {path} --help.")
+            code = EXIT_USAGE
         if not exits:
             return code
         sys.exit(code if isinstance(code, int) else EXIT_OK)
@@ -214,15 +214,6 @@ def _show_warnings_once() -> Callable[..., None]:
             print_error(f"warning: {message}")
 
     return show
-
-
-def _report_usage_error(error: Any) -> int:  # noqa: ANN401  (typer exports only the root of these classes)
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "raggedatlas"
-    # Values are parsed by pydantic, which puts this before the message of a parser.
-    message = error.format_message().replace("Value error, ", "").rstrip(".")
-    print_error(f"{message}{'' if message.endswith('?') else '.'} See {path} --help.")
-    return EXIT_USAGE
 
 
 app = typer.Typer(

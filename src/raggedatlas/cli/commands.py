@@ -3,20 +3,11 @@
 import warnings
 from pkgutil import resolve_name
 
-from raggedatlas.cli import add, browse, convert, genes, maintenance, query, validate
+from raggedatlas.cli import add, browse, convert, genes, maintenance, query, validate  # noqa: F401  (they add commands)
 from raggedatlas.cli.app import PANELS, app
 from raggedatlas.model.wings import every_wing
 
-__all__ = [
-    "add",
-    "app",
-    "browse",
-    "convert",
-    "genes",
-    "maintenance",
-    "query",
-    "validate",
-]
+__all__ = ["app"]
 
 
 def names() -> set[str | None]:

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +23,6 @@ from raggedatlas.cli.options import (
 )
 from raggedatlas.cli.printing import progress
 from raggedatlas.model.wings import built_in_wings
-
-if TYPE_CHECKING:
-    from raggedatlas.model.protocols import Sink
 
 NONE = "none"
 
@@ -116,7 +113,7 @@ def convert(
     refuse_unused("for files of cells", other, other.__dataclass_fields__)
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.modalities import is_multimodal
-    from raggedatlas.formats.registry import open_source
+    from raggedatlas.formats.registry import open_sink, open_source
 
     losses: list[Any] = []
 
@@ -129,11 +126,13 @@ def convert(
     more = cxg.options(target, report_losses)
     opened = open_source(source, storage_options=output_options.storage_options, **subset.reading())
     try:
-        several = subset.modality is None and is_multimodal(opened)
+        # Only `.zarr` may be AnnData or MuData; `.h5ad` and `.h5mu` say which.
+        several = subset.modality is None and Path(target).suffix == ".zarr" and is_multimodal(opened)
+        options = {**output_options.options(), **more, **({"multimodal": True} if several else {})}
         with progress(f"write {target}") as callback:
             written = copy(
                 opened,
-                sink_of(target, {**output_options.options(), **more}, multimodal=several),
+                open_sink(target, **options),
                 where=subset.where,
                 features=subset.features or None,
                 layers=subset.layers or None,
@@ -162,13 +161,3 @@ command(
     BUILD,
     "convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
 )(convert)
-
-
-def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -> "Sink":
-    """Return the sink of a target path."""
-    from raggedatlas.formats.registry import open_sink
-
-    # Only `.zarr` may be AnnData or MuData; `.h5ad` and `.h5mu` say which.
-    if multimodal and Path(target).suffix == ".zarr":
-        options["multimodal"] = True
-    return open_sink(target, **options)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from raggedatlas.model.reports import Report
 
 Snapshot = Annotated[str, argument("Number or label of a snapshot")]
+TargetOption = Annotated[
+    list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the target", "--target-option")
+]
 
 
 @command(SNAPSHOTS, "snapshot pbmc.atlas --label first")
@@ -235,10 +238,7 @@ def rename(
 
 
 @command(SNAPSHOTS, "drop-snapshot pbmc.atlas 3")
-def drop_snapshot(
-    atlas_options: AtlasOptions,
-    version: Annotated[str, argument("Number or label of a snapshot")],
-) -> "Report":
+def drop_snapshot(atlas_options: AtlasOptions, version: Snapshot) -> "Report":
     """Remove a snapshot; gc frees what only it reached."""
     return atlas_options.open().drop_snapshot(version)
 
@@ -300,9 +300,7 @@ def gc(
 def sync(
     atlas_options: AtlasOptions,
     target: Annotated[str, argument("Empty place, or an earlier mirror: a folder or address")],
-    target_option: Annotated[
-        list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the target", "--target-option")
-    ] = None,
+    target_option: TargetOption = None,
     values: Annotated[bool, typer.Option("--values", help="Also copy the files that datasets are linked to.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be copied.")] = False,
 ) -> "Report":
@@ -328,9 +326,7 @@ def publish(
     require_license: Annotated[
         bool, typer.Option("--require-license", help="Refuse if a dataset has no licence.")
     ] = False,
-    target_option: Annotated[
-        list[str] | None, repeatable_option("KEY=VALUE", "Credential or endpoint of the target", "--target-option")
-    ] = None,
+    target_option: TargetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be written.")] = False,
 ) -> "Report":
     """Write a snapshot into a folder of a few files that any web server can serve, and that is opened by its address."""

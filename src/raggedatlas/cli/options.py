@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -37,35 +36,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def value_option(metavar: str | None, text: str, *names: str, default: str | bool = False, **limits: Any) -> Any:  # noqa: ANN401 - an option of typer
-    """Return an option with one value; `default` is shown in the help as its default, and `limits` are those of typer.
-
-    Examples
-    --------
-    >>> value_option("NAME", "Of a file", "--name", "-n").metavar
-    'NAME'
-    """
+    """Return an option with one value; `default` is shown in the help as its default, and `limits` are those of typer."""
     return typer.Option(*names, metavar=metavar, help=f"{text}.", show_default=default, **limits)
 
 
 def argument(text: str, metavar: str | None = None) -> Any:  # noqa: ANN401 - an argument of typer
-    """Return an argument.
-
-    Examples
-    --------
-    >>> argument("A file", "FILE").help
-    'A file.'
-    """
+    """Return an argument."""
     return typer.Argument(metavar=metavar, help=f"{text}.", show_default=False)
 
 
 def repeatable_option(metavar: str | None, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
-    """Return an option that may be given many times, whose values are `Strings`.
-
-    Examples
-    --------
-    >>> repeatable_option("NAME", "Keep a column").help
-    'Keep a column; repeatable.'
-    """
+    """Return an option that may be given many times, whose values are `Strings`."""
     return value_option(metavar, f"{text}; repeatable", *names)
 
 
@@ -77,13 +58,7 @@ def option(
     show: str | None = None,
     **limits: float,
 ) -> Any:  # noqa: ANN401 - the field of a dataclass
-    """Return a field of an option group that is an option with one value; `show` is shown in the help as its default.
-
-    Examples
-    --------
-    >>> option("NAME", "Of a file", default="a").metadata["option"].help
-    'Of a file.'
-    """
+    """Return a field of an option group that is an option with one value; `show` is shown in the help as its default."""
     shown = default is not None if show is None else show
     return field(default=default, metadata={"option": value_option(metavar, text, *names, default=shown, **limits)})
 
@@ -104,13 +79,6 @@ def like(kind: Any, name: str, *names: str, metavar: str | None = None, text: st
     `kind` is a dataclass with the options of the call. `name` is the option, and also the name of the field, which
     `arguments_of` passes on. `text` is the help; by default the first sentence of the description of the option, as
     `described` finds it.
-
-    Examples
-    --------
-    >>> from raggedatlas.model.options import IngestOptions
-    >>> made = like(IngestOptions, "max_columns", min=0)
-    >>> made.default, made.metadata["type"], made.metadata["option"].help
-    (200, <class 'int'>, 'Refuse more cell columns than this without a choice.')
     """
     part = kind.__dataclass_fields__[name]
     if part.default is False:
@@ -286,13 +254,7 @@ def _field_parameter(part: "dataclasses.Field[Any]", panel: str | None) -> inspe
 
 
 def parse_pairs(given: list[str], option: str) -> dict[str, str]:
-    """Parse ``key=value`` texts, split at the first equals sign.
-
-    Examples
-    --------
-    >>> parse_pairs(["endpoint=http://a?b=c"], "--storage-option")
-    {'endpoint': 'http://a?b=c'}
-    """
+    """Parse ``key=value`` texts, split at the first equals sign."""
     found = {}
     for text in given:
         key, sign, value = text.partition("=")
@@ -387,21 +349,13 @@ class AtlasOptions:
         return self.open() if at is None else self.open().checkout(parse_version(at))
 
     def open_snapshot(self, at: str | None) -> "AtlasView":
-        """Open the named snapshot, or the newest.
-
-        Raises
-        ------
-        NotFoundError
-            If there is none.
-        """
+        """Open the named snapshot, or the newest; raise `NotFoundError` if there is none."""
+        from raggedatlas.atlas import RaggedAtlas
         from raggedatlas.errors import NotFoundError
 
-        published = self.open_published(at)
-        if published is not None:
-            return published
-        atlas = self.open()
-        if at is not None:
-            return atlas.checkout(parse_version(at))
+        atlas = self.open_at(at)
+        if not isinstance(atlas, RaggedAtlas):
+            return atlas
         known = atlas.list_versions()
         if not known:
             raise NotFoundError(
@@ -533,11 +487,8 @@ _SAME_IN_SINK = ("profile", "title", "about", "sparse_below", "x", "var_index", 
 """Options with the names of `open_sink`."""
 
 
-class Method(StrEnum):
-    """Ways to compute an embedding."""
-
-    PCA = "pca"
-    UMAP = "umap"
+Method = Literal["pca", "umap"]
+"""Ways to compute an embedding."""
 
 
 @dataclass(frozen=True)
@@ -568,14 +519,9 @@ class CxgOptions:
     )
 
     def options(self, target: str, on_losses: Callable[[tuple[Any, ...]], None]) -> dict[str, Any]:
-        """Return the options of `open_sink` for a target.
+        """Return the options of `open_sink` for a target; options of a CXG are refused for any other format.
 
-        Parameters
-        ----------
-        target : str
-            Output path; options of a CXG are refused for any other format.
-        on_losses : callable
-            Called with what the CXG loses or changes.
+        `on_losses` is called with what the CXG loses or changes.
         """
         given = {
             **{name: getattr(self, name) for name in _SAME_IN_SINK},
@@ -601,7 +547,7 @@ def make_embedder(method: Method | None) -> Any:  # noqa: ANN401  (an Embedder o
         return None
     from raggedatlas.model.wings import answer
 
-    return answer("embedder")(method.value)
+    return answer("embedder")(method)
 
 
 def print_losses(losses: tuple[Any, ...]) -> None:

@@ -38,30 +38,12 @@ def print_json(document: Any) -> None:  # noqa: ANN401  (any document)
 
 
 def printable(value: object) -> str:
-    r"""Format a value on one line without control characters, which names in a file may contain.
-
-    Examples
-    --------
-    >>> printable("a\x1b[2J\nb")
-    'a?[2J?b'
-    """
+    """Format a value on one line without control characters, which names in a file may contain."""
     return "".join(c if c.isprintable() else "?" for c in format_value(value))
 
 
 def format_value(value: object) -> str:
-    """Format a value for a table.
-
-    Examples
-    --------
-    >>> (
-    ...     format_value(12345),
-    ...     format_value(0.1234567),
-    ...     format_value(float("nan")),
-    ...     format_value(None),
-    ...     format_value(["a", "b"]),
-    ... )
-    ('12,345', '0.1235', '', '', 'a, b')
-    """
+    """Format a value for a table."""
     value = plain(value)
     if value is None:
         return ""
@@ -102,13 +84,7 @@ def console() -> "Console":
 
 
 def minute(timestamp: object) -> str:
-    """Return an ISO timestamp up to the minute.
-
-    Examples
-    --------
-    >>> minute("2026-07-01T12:34:56.789")
-    '2026-07-01 12:34'
-    """
+    """Return an ISO timestamp up to the minute."""
     return str(timestamp)[:16].replace("T", " ")
 
 
@@ -152,13 +128,7 @@ def print_table(
 
 
 def fit_widths(wanted: Sequence[int], total: int) -> list[int]:
-    """Return the widths of columns: the widest shrink first; trailing columns without room are dropped.
-
-    Examples
-    --------
-    >>> fit_widths([10, 40, 5], 40), fit_widths([10, 40, 5], 100), fit_widths([20, 20, 20], 30)
-    ([10, 21, 5], [10, 40, 5], [14, 14])
-    """
+    """Return the widths of columns: the widest shrink first; trailing columns without room are dropped."""
     widths = list(wanted)
     while widths and sum(min(width, _NARROWEST) + _GAP for width in widths) - _GAP > total:
         widths.pop()

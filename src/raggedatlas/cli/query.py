@@ -18,7 +18,6 @@ from raggedatlas.cli.options import (
     Overwrite,
     Selection,
     Strict,
-    Strings,
     WorkerCount,
     argument,
     flag,
@@ -28,6 +27,7 @@ from raggedatlas.cli.options import (
     process_pool,
     refuse_unused,
     repeatable,
+    repeatable_option,
     value_option,
 )
 from raggedatlas.cli.printing import plain, print_json, print_status, print_table, print_text, progress
@@ -108,28 +108,25 @@ def query(
     if output_options.output is not None:
         n = selected.count()
         return {"snapshot": view.version, "n_cells": n}, f"{n:,} cells at snapshot {view.version}"
-    _show_cells(selected, view.version, selection, output_options.head, as_json=atlas_options.as_json)
-    return None
-
-
-def _show_cells(selected: "Query", version: int, selection: Selection, head: int, *, as_json: bool) -> None:
     n = cast("int", selected.count())
     # A second `limit` replaces the first, so the smaller one is asked for.
-    limit = head if selection.limit is None else min(head, selection.limit)
+    limit = output_options.head if selection.limit is None else min(output_options.head, selection.limit)
     few = selected.limit(limit)
     rows = few.to_arrow().to_pylist()
     columns = [name for name in (rows[0] if rows else {}) if name != "uid"]
     if selection.features and rows:
         values = _values(few, len(rows))
         rows = [{**row, "values": values.get(row["uid"])} for row in rows]
-    if as_json:
-        print_json({"snapshot": version, "n_cells": n, "cells": rows})
-        return
+    if atlas_options.as_json:
+        print_json({"snapshot": view.version, "n_cells": n, "cells": rows})
+        return None
     shown = [{**row, **(row.get("values") or {})} for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row.get("values") or {}))
     # `print_table` needs every column in every row, and a cell without a space has no values of it.
     print_table([{**dict.fromkeys(names), **row} for row in shown], [*names, *columns], empty="")
-    print_text(f"{n:,} cells at snapshot {version}" + (f", the first {len(rows):,} shown" if len(rows) < n else ""))
+    more = f", the first {len(rows):,} shown" if len(rows) < n else ""
+    print_text(f"{n:,} cells at snapshot {view.version}{more}")
+    return None
 
 
 def _values(few: "Query", n: int) -> dict[str, dict[str, Any]]:
@@ -220,36 +217,33 @@ def _write_csv(table: "pa.Table", path: "str | BinaryIO") -> None:
 TABLES: dict[str, Callable[["pa.Table", str], None]] = {".parquet": _write_parquet, ".csv": _write_csv}
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """Options of a search."""
-
-    column: Annotated[str, value_option(None, "Result, embedding or column to search")]
-    k: int = option(None, "Number of cells", "-k", default=10, min=1)
-    metric: Metric = option(
-        None, "Distance of vectors: squared Euclidean, or one minus the cosine or the dot product", default="l2"
-    )
-    where: Strings = repeatable("SQL", "Search only cells that satisfy a condition", "--where", "-w")
-    strict: Strict = False
-    obs: Strings = repeatable("COLUMN", "Show a cell column")
-
-
 @command(QUERY, "search pbmc.atlas 1f0c5a2b9d3e4f60 --column scvi_64 -w \"tissue = 'lung'\"")
 def search(
     atlas_options: AtlasOptions,
     what: Annotated[str, argument("A cell, or words of a text column", "UID or TEXT")],
     *,
-    search_options: SearchOptions,
+    column: Annotated[str, value_option(None, "Result, embedding or column to search")],
+    k: Annotated[int, value_option(None, "Number of cells", "-k", default=True, min=1)] = 10,
+    metric: Annotated[
+        Metric,
+        value_option(
+            None, "Distance of vectors: squared Euclidean, or one minus the cosine or the dot product", default=True
+        ),
+    ] = "l2",
+    where: Annotated[
+        list[str] | None, repeatable_option("SQL", "Search only cells that satisfy a condition", "--where", "-w")
+    ] = None,
+    strict: Strict = False,
+    obs: Annotated[list[str] | None, repeatable_option("COLUMN", "Show a cell column")] = None,
     at: AtSnapshot = None,
 ) -> None:
     """Print the nearest neighbours of a cell in a result or an embedding, or the best text matches."""
+    del strict  # its callback has what it does
     query = atlas_options.open_snapshot(at).query()
-    for condition in search_options.where:
+    for condition in where or ():
         query = query.where(condition)
-    query = query.obs(search_options.obs) if search_options.obs else query
-    found = query.search(
-        what, column=search_options.column, k=search_options.k, metric=search_options.metric
-    ).to_arrow()
+    query = query.obs(obs) if obs else query
+    found = query.search(what, column=column, k=k, metric=metric).to_arrow()
     rows = found.to_pylist()
     print_table(rows, found.column_names, empty="No cells.", as_json=atlas_options.as_json)
 

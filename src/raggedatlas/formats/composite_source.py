@@ -9,10 +9,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.containers import Container, readable
 from raggedatlas.formats.matrix_readers import CscRows, CsrRows, RowReader
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.frames import ColumnTable, arrow_to_frame, frame_to_arrow
 from raggedatlas.model.protocols import NARROW, MatrixForm, MatrixInfo, SourceSchema
+from raggedatlas.store.location import AnyPath
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,13 +28,7 @@ SPACES = {
 
 
 def space_of(types: Iterable[Any]) -> str:
-    """Return the space of a matrix from the 10x types of its features; gene expression if they are mixed or unknown.
-
-    Examples
-    --------
-    >>> space_of(["Peaks", "Peaks"]), space_of(["Peaks", "x"])
-    ('chromatin_accessibility', 'gene_expression')
-    """
+    """Return the space of a matrix from the 10x types of its features; gene expression if they are mixed or unknown."""
     names = {str(name) for name in types}
     return SPACES.get(next(iter(names)), "gene_expression") if len(names) == 1 else "gene_expression"
 
@@ -177,8 +173,18 @@ class CompositeSource:
         return None if open_table is None else open_table()
 
     def matrix(self, key: str) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-        """Read a complete matrix in its stored form."""
-        return read_matrix(self._reader(key))
+        """Read a complete matrix in its stored form: a NumPy array, or a `csr_matrix` or `csc_matrix` of SciPy."""
+        rows = self._reader(key)
+        block = rows.read(0, rows.shape[0])
+        values = block.layers["values"]
+        if not isinstance(block, CsrBlock):
+            return values
+        most = np.iinfo(np.int32).max
+        many, large = int(block.indptr[-1]) > most, max(rows.shape) > most
+        pointers = block.indptr.astype(np.int64 if many or large else np.int32, copy=False)
+        wide = getattr(rows, "wide", NARROW)
+        csr = (values, block.indices, pointers)
+        return scipy_matrix(rows.form, csr, rows.shape, (wide[0] or many, wide[1] or large))
 
     def indptr(self, key: str) -> NDArray[np.int64]:
         """Return the checked bounds of the rows of a CSR matrix, (n_rows + 1,) int64, or of the columns of a CSC matrix."""
@@ -217,6 +223,21 @@ class CompositeSource:
         return self._rows[key]
 
 
+def open_composite(
+    container: Container, read_parts: Callable[[Container], SourceParts], path: AnyPath, form: str, name: str = ""
+) -> CompositeSource:
+    """Make the source of an open file, which is closed if `read_parts` cannot describe it."""
+    try:
+        with readable(container.uri, "its structure"):
+            parts = read_parts(container)
+    except BaseException:
+        container.close()
+        raise
+    # The stem of `a.zarr.zip` is `a.zarr`.
+    name = name or path.stem.removesuffix(".zarr")
+    return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
+
+
 def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterator[tuple[Block, ...]]:
     while start < end:
         stop = min(start + n_rows, end)
@@ -225,19 +246,6 @@ def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int)
             stop = reader.stop(start, stop)
         yield tuple(reader.read(start, stop) for reader in readers)
         start = stop
-
-
-def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-    """Read a complete matrix in its stored form: a NumPy array, or a `csr_matrix` or `csc_matrix` of SciPy."""
-    block = rows.read(0, rows.shape[0])
-    values = block.layers["values"]
-    if not isinstance(block, CsrBlock):
-        return values
-    most = np.iinfo(np.int32).max
-    many, large = int(block.indptr[-1]) > most, max(rows.shape) > most
-    pointers = block.indptr.astype(np.int64 if many or large else np.int32, copy=False)
-    wide = getattr(rows, "wide", NARROW)
-    return scipy_matrix(rows.form, (values, block.indices, pointers), rows.shape, (wide[0] or many, wide[1] or large))
 
 
 def scipy_matrix(form: MatrixForm, csr: Any, shape: Any, wide: tuple[bool, bool]) -> Any:  # noqa: ANN401

@@ -158,15 +158,7 @@ def is_array(node: Any) -> bool:  # noqa: ANN401
 
 
 def attribute(node: Any, name: str, default: str = "") -> str:  # noqa: ANN401
-    """Read an attribute as text; old writers stored bytes.
-
-    Examples
-    --------
-    >>> class Node:
-    ...     attrs = {"encoding-type": b"array"}
-    >>> attribute(Node(), "encoding-type")
-    'array'
-    """
+    """Read an attribute as text; old writers stored bytes."""
     value = node.attrs.get(name, default)
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -201,14 +193,7 @@ def unknown_encoding() -> type[Exception]:
 
 
 def open_hdf5(path: AnyPath) -> Container:
-    """Open an HDF5 file for reading.
-
-    Examples
-    --------
-    >>> open_hdf5(Path("absent.h5ad"))
-    Traceback (most recent call last):
-    raggedatlas.errors.NotFoundError: There is no file absent.h5ad; check the path.
-    """
+    """Open an HDF5 file for reading."""
     import h5py
 
     opened: Any = path
@@ -254,7 +239,9 @@ def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
         with readable(str(path), "its metadata") if isinstance(path, Location) else nullcontext():
             store = zarr_store_of(path)
             try:
-                group = _open_group(store, "", consolidated=consolidated)
+                # None uses consolidated metadata if there are any; True would refuse a store without them.
+                use = None if consolidated else False
+                group = zarr.open_group(store=store, mode="r", use_consolidated=use)
             except zarr.errors.GroupNotFoundError:
                 # A local path exists, as checked above, so that it is of another kind.
                 if not isinstance(path, Location):
@@ -269,17 +256,11 @@ def open_zarr(path: AnyPath, *, consolidated: bool = True) -> Container:
             f"{path} cannot be opened as a Zarr group ({error}); give the folder, or the zip file of the folder, that holds "
             "zarr.json or .zgroup."
         ) from error
-    return Container(str(path), group, store.close if is_zip(path) else _nothing)
+    return Container(str(path), group, store.close if is_zip(path) else lambda: None)
 
 
 def is_zip(path: AnyPath) -> bool:
-    """Return whether a path is a file with the suffix ``.zip``, such as a zipped Zarr folder.
-
-    Examples
-    --------
-    >>> is_zip(Path("absent.zarr.zip"))
-    False
-    """
+    """Return whether a path is a file with the suffix ``.zip``, such as a zipped Zarr folder."""
     return path.suffix == ".zip" and path.is_file()
 
 
@@ -334,25 +315,17 @@ def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr
         if not node:
             raise SourceError("The h5py object is closed; open it again, or pass the path of the file.")
         inner = node.name.strip("/")
-        return Container(f"{node.file.filename}{':' + inner if inner else ''}", node, _nothing)
+        return Container(f"{node.file.filename}{':' + inner if inner else ''}", node, lambda: None)
+    import zarr
+
     # Opened again through the guard, because the store of the given group returns chunks unchecked.
     uri, folder = str(node.store_path), getattr(node.store_path.store, "root", None)
     if isinstance(folder, Path):
         refuse_symlinks(Location(str(folder)))
     with readable(uri, "the group"):
-        group = _open_group(guarded_zarr_store(node.store_path.store), node.store_path.path, consolidated=True)
-    return Container(uri, group, _nothing)
-
-
-def _open_group(store: Any, path: str, *, consolidated: bool) -> Any:  # noqa: ANN401
-    import zarr
-
-    # None uses consolidated metadata if there are any; True would refuse a store without them.
-    return zarr.open_group(store=store, path=path, mode="r", use_consolidated=None if consolidated else False)
-
-
-def _nothing() -> None:
-    return None
+        store = guarded_zarr_store(node.store_path.store)
+        group = zarr.open_group(store=store, path=node.store_path.path, mode="r")
+    return Container(uri, group, lambda: None)
 
 
 def open_member(uri: str, group: Any, name: str, at: str, places: Places) -> Any:  # noqa: ANN401
@@ -396,26 +369,14 @@ def open_member(uri: str, group: Any, name: str, at: str, places: Places) -> Any
             f"{uri}: {at:.200} is a second link to {first or 'the root'}, and each object is read under one name; remove the "
             "link, or store a copy in its place, as AnnData.write_h5ad does."
         )
-    if isinstance(node, h5py.Dataset):
-        _check_dataset(uri, at, node)
-    return node
-
-
-def object_address(node: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Return the address of an h5py object: equal for all links to it."""
-    import h5py
-
-    info = h5py.h5o.get_info(node.id)
-    return info.fileno, info.addr
-
-
-def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
+    if not isinstance(node, h5py.Dataset):
+        return node
     if node.is_virtual or node.external:
         raise SourceError(
             f"{uri}: {at} keeps its values in other files, which are never opened; write the file with its contents inside."
         )
     if node.shape is None:
-        return
+        return node
     _check_chunk(uri, at, node, node.chunks)
     declared = _n_bytes(node, node.shape)
     if declared > BOMB_FROM and declared > MAX_RATIO * max(node.id.get_storage_size(), 1):
@@ -427,11 +388,20 @@ def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
     for i in range(plist.get_nfilters()):
         code, _, _, label = plist.get_filter(i)
         if not filter_available(code):
-            name = label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+            stated = label.decode(errors="replace") if isinstance(label, bytes) else str(label)
             raise MissingExtraError(
-                f"{uri}: {at} is compressed with HDF5 filter {code} ({name or 'unnamed'}), which is not installed; "
+                f"{uri}: {at} is compressed with HDF5 filter {code} ({stated or 'unnamed'}), which is not installed; "
                 "install raggedatlas[plugins]."
             )
+    return node
+
+
+def object_address(node: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Return the address of an h5py object: equal for all links to it."""
+    import h5py
+
+    info = h5py.h5o.get_info(node.id)
+    return info.fileno, info.addr
 
 
 def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -> None:  # noqa: ANN401
@@ -444,13 +414,7 @@ def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -
 
 
 def filter_available(code: int) -> bool:
-    """Return whether HDF5 can use the filter with this number, loading the plugins of the extra `plugins` if necessary.
-
-    Examples
-    --------
-    >>> filter_available(1)
-    True
-    """
+    """Return whether HDF5 can use the filter with this number, loading the plugins of the extra `plugins` if necessary."""
     import h5py
 
     if h5py.h5z.filter_avail(code):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SchemaError, SourceError
 from raggedatlas.formats.containers import axes_of
+from raggedatlas.formats.matrix_readers import subset_block
 from raggedatlas.formats.modalities import (
     MOD,
     ElementReader,
@@ -30,7 +31,6 @@ from raggedatlas.formats.subset import (
     hstack_blocks,
     remove_unused,
     select_rows,
-    subset_block,
     subset_colors,
     take,
 )
@@ -341,7 +341,7 @@ def _write_elements(source: Source, sink: Sink, task: _ModalityCopy) -> None:
         value = read(reader)
         refuse_other_names(source, readers, key, value)
         for axis, taken in enumerate(task.chosen(key)):
-            value = take(value, taken, axis)
+            value = value if taken is None else take(value, taken, axis)
         # Categories that no cell or feature of a subset has go, and their colors, as in anndata.
         if task.rows is not None or task.columns is not None:
             if key in {"obs", "var"}:
@@ -379,10 +379,12 @@ def _copy_matrix(source: Source, sink: Sink, task: _ModalityCopy, matrix: Modali
             row = start
             # A source may return fewer rows than asked for, so `row` follows what has arrived.
             for blocks in source.blocks(keys, step, (start, stop)):
-                block = hstack_blocks(blocks)
+                block = blocks[0] if len(blocks) == 1 else hstack_blocks(blocks)
                 selected = None if rows is None else rows[(rows >= row) & (rows < row + block.n_rows)] - row
                 row += block.n_rows
-                if selected is None or len(selected):
-                    sink.write(key, subset_block(block, selected, columns))
+                if selected is not None or columns is not None:
+                    block = subset_block(block, selected, columns)
+                if block.n_rows:
+                    sink.write(key, block)
         release_unused_memory()
         progress(key, stop, height)

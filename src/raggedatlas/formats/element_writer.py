@@ -37,10 +37,13 @@ MAX_INLINE_COLUMNS = 5_000
 def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
     """Write an element in anndata's encoding, text as plain string arrays, which all readers since 0.8 support.
 
-    `group` is one of h5py or zarr, `path` the path below it. `options` are the dataset options of arrays; without any,
+    A `ColumnTable` is read column by column. `group` is one of h5py or zarr, `path` the path below it. `options` are the dataset options of arrays; without any,
     HDF5 arrays are contiguous. Raises `SchemaError`, which names the element, for one that cannot be written or would
     be read back differently.
     """
+    if isinstance(value, ColumnTable):
+        write_table(group, path, value, options)
+        return
     check_names(path, value, slashes=not hasattr(group, "store"))
     parent, _, name = path.rpartition("/")
     within = group.require_group(parent) if parent else group
@@ -56,46 +59,43 @@ def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[s
     """
     name, path = where
     if not hasattr(group, "store"):
+        # Importing anndata takes longer than writing these.
         with refused(path):
-            if _write_plain(group, where, value, options):
+            grouped, array = members_of(value), _plain_array(value)
+            if name in group and (grouped is not None or array is not None):
+                del group[name]
+            if grouped is not None:
+                members, attributes = grouped
+                made = group.create_group(name)
+                for key, inner in members.items():
+                    write_member(made, (key, f"{path}/{key}"), inner, options)
+                made.attrs.update(attributes)
+                return
+            if array is not None:
+                values, encoding = array
+                kept = options if values.ndim else {}
+                if kept and values.ndim == 1 and len(values):
+                    kept = {**kept, "chunks": (min(len(values), COLUMN_CHUNK),)}
+                made = group.create_dataset(name, data=values, dtype=values.dtype, **kept)
+                made.attrs.update({"encoding-type": encoding, "encoding-version": "0.2.0"})
                 return
     import anndata
     from anndata.experimental import write_dispatched
 
-    callback = _write_in_row_chunks if hasattr(group, "store") or options else _write_with_options
+    def write_value(write: Callable[..., None], store: Any, key: str, value: Any, **given: Any) -> None:  # noqa: ANN401
+        kept = dict(given["dataset_kwargs"])
+        if hasattr(group, "store") or options:
+            if isinstance(value, np.ndarray) and value.dtype.char in "qQ":
+                value = value.astype(machine_dtype(value.dtype))
+            # Chunks by rows: libraries choose chunks by bytes, so columns of one table would differ.
+            if isinstance(value, np.ndarray) and value.ndim == 1 and len(value) and value.dtype.names is None:
+                kept["chunks"] = (min(len(value), COLUMN_CHUNK),)
+        write(store, key, value, dataset_kwargs=kept)
+
     # Remaining slashes are in column names in HDF5, which all versions of anndata read although 0.13 does not write them.
     allowed = {"allow_write_nullable_strings": True, "disallow_forward_slash_in_h5ad": False}
     with warnings_as("ignore"), anndata.settings.override(**allowed), refused(path):
-        write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
-
-
-def _write_plain(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Write a mapping, table, categorical, number, text or array to HDF5 as anndata does; return False for all else.
-
-    Importing anndata takes longer than writing these.
-    """
-    name, path = where
-    grouped, array = members_of(value), _plain_array(value)
-    if grouped is None and array is None:
-        return False
-    if name in group:
-        del group[name]
-    if grouped is not None:
-        members, attributes = grouped
-        made = group.create_group(name)
-        for key, inner in members.items():
-            write_member(made, (key, f"{path}/{key}"), inner, options)
-    else:
-        assert array is not None
-        values, encoding = array
-        kept = options if values.ndim else {}
-        if kept and values.ndim == 1 and len(values):
-            kept = {**kept, "chunks": (min(len(values), COLUMN_CHUNK),)}
-        made = group.create_dataset(name, data=values, dtype=values.dtype, **kept)
-        attributes = {"encoding-type": encoding, "encoding-version": "0.2.0"}
-    for key, stated in attributes.items():
-        made.attrs[key] = stated
-    return True
+        write_dispatched(group, name, value, callback=write_value, dataset_kwargs=options)
 
 
 def members_of(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noqa: ANN401
@@ -164,12 +164,6 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
     """Raise for keys of mappings and columns of tables that would be read back under another name or not at all.
 
     `slashes` tells whether names of columns may have slashes, as HDF5 finds them again by the list of columns.
-
-    Examples
-    --------
-    >>> check_names("uns/a", {"b": {"c/d": 1}}, slashes=True)
-    Traceback (most recent call last):
-    raggedatlas.errors.SchemaError: uns/a/b: the key 'c/d' has a name that HDF5 takes for groups within groups; rename it, then write again.
     """
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -189,12 +183,6 @@ def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes
     """Raise for column names that would be read back differently or not at all.
 
     `index` is the name of the index, None if it has none; `slashes` is as of `check_names`.
-
-    Examples
-    --------
-    >>> check_columns("obs", ["G1/S", "G1"], None, slashes=True)
-    Traceback (most recent call last):
-    raggedatlas.errors.SchemaError: obs: the column 'G1/S' has a name that HDF5 takes for a member of 'G1'; rename it, then write again.
     """
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     members = {*names, "_index" if index is None else index}
@@ -233,25 +221,12 @@ def check_name(name: str, what: str, *, zarr: bool) -> None:
 
 
 def is_nested(name: str) -> bool:
-    """Return whether a name would be interpreted as a path.
-
-    Examples
-    --------
-    >>> [is_nested(name) for name in ("a/b", "..", "", "x.y")]
-    [True, True, True, False]
-    """
+    """Return whether a name would be interpreted as a path."""
     return "/" in name or name in ("", ".", "..")
 
 
 def plain_text(frame: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a pandas frame)
-    """Return a frame with text columns converted for writing; see `plain_column`.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> plain_text(pd.DataFrame({"a": ["x"]}, index=["i"])).dtypes["a"]
-    dtype('O')
-    """
+    """Return a frame with text columns converted for writing; see `plain_column`."""
     import pandas as pd
 
     columns = {name: plain_column(frame.iloc[:, i], inferred=inferred) for i, name in enumerate(frame.columns)}
@@ -338,20 +313,6 @@ def _require_text(objects: NDArray[np.object_], name: Any = None, kinds: Any = s
         raise TypeError(f"{column}the value {odd[0]!r:.40} is no text but of type {type(odd[0]).__name__}")
 
 
-def _write_with_options(write: Callable[..., None], store: Any, key: str, value: Any, **kwargs: Any) -> None:  # noqa: ANN401
-    write(store, key, value, dataset_kwargs=kwargs["dataset_kwargs"])
-
-
-def _write_in_row_chunks(write: Callable[..., None], store: Any, key: str, value: Any, **kwargs: Any) -> None:  # noqa: ANN401
-    """Write one-dimensional arrays with chunks by rows: libraries choose chunks by bytes, so columns of one table would differ."""
-    options = dict(kwargs["dataset_kwargs"])
-    if isinstance(value, np.ndarray) and value.dtype.char in "qQ":
-        value = value.astype(machine_dtype(value.dtype))
-    if isinstance(value, np.ndarray) and value.ndim == 1 and len(value) and value.dtype.names is None:
-        options["chunks"] = (min(len(value), COLUMN_CHUNK),)
-    write(store, key, value, dataset_kwargs=options)
-
-
 def plain_value(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
     """Return a value in the types that are written, text as of `plain_column`; raise what `refused` converts if there are none."""
     if isinstance(value, dict):
@@ -392,15 +353,6 @@ def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
     return pd.Index(objects, dtype=object, name=index.name)
 
 
-TEXT_ENCODING = {"encoding-type": "string-array", "encoding-version": "0.2.0"}
-
-
-def write_any(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
-    """Write an element or a `ColumnTable`; parameters and errors as of `write_element`."""
-    write = write_table if isinstance(value, ColumnTable) else write_element
-    write(group, path, value, options)
-
-
 def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, Any]) -> None:  # noqa: ANN401
     """Write a table as AnnData's data frame, with the values that `write_element` writes of the same frame.
 
@@ -417,8 +369,7 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
     # HDF5 refuses an attribute over 64 KiB, as `column-order` is then, unless creation order is tracked.
     tracked = {"track_order": True} if len(names) > MAX_INLINE_COLUMNS and not is_zarr else {}
     made = group.create_group(path, **tracked)
-    for key, value in {**TABLE_ENCODING, "column-order": names, "_index": index}.items():
-        made.attrs[key] = value
+    made.attrs.update({**TABLE_ENCODING, "column-order": names, "_index": index})
     for column, name in zip((table.index, *table.columns), (index, *names), strict=True):
         _write_column(made, (name, f"{path}/{name}"), column, options, is_index=column is table.index)
         if len(table) > COLUMN_CHUNK:
@@ -441,8 +392,19 @@ def _write_column(
         return
     values = column.read()
     if isinstance(values, Texts) and values.n_rows > COLUMN_CHUNK:
-        write = _write_texts if inferred or values.dtype == object or is_index else _write_nullable_texts
-        write(group, where, values, options)
+        if inferred or values.dtype == object or is_index:
+            _write_texts(group, where, values, options)
+            return
+        import pandas as pd
+
+        # As anndata writes pandas' dtype `str`: values, and a mask of those that are missing, none here. It writes the
+        # group with its attributes for an empty array; its two members are then replaced.
+        write_member(group, where, pd.array([], dtype=values.dtype), options)
+        made = group[where[0]]
+        for inner in ("values", "mask"):
+            del made[inner]
+        _write_texts(made, ("values", f"{where[1]}/values"), values, options)
+        write_member(made, ("mask", f"{where[1]}/mask"), np.zeros(values.n_rows, np.bool_), options)
         return
     if isinstance(values, Texts):
         import pandas as pd
@@ -451,20 +413,6 @@ def _write_column(
     with refused(where[1]):
         plain = bare(plain_index(values).array if is_index else plain_column(values, inferred=inferred))
     write_member(group, where, plain, options)
-
-
-def _write_nullable_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict[str, Any]) -> None:  # noqa: ANN401
-    """Write long text of pandas' dtype ``str`` as anndata does: values, and a mask of those that are missing, none here."""
-    import pandas as pd
-
-    name, path = where
-    # anndata writes the group with its attributes for an empty array; its two members are then replaced.
-    write_member(group, where, pd.array([], dtype=texts.dtype), options)
-    made = group[name]
-    for inner in ("values", "mask"):
-        del made[inner]
-    _write_texts(made, ("values", f"{path}/values"), texts, options)
-    write_member(made, ("mask", f"{path}/mask"), np.zeros(texts.n_rows, np.bool_), options)
 
 
 def _write_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict[str, Any]) -> None:  # noqa: ANN401
@@ -483,8 +431,7 @@ def _write_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict
 
         chunks = {"chunks": (COLUMN_CHUNK,)} if options else {}
         made = group.create_dataset(name, (texts.n_rows,), h5py.string_dtype(), **options, **chunks)
-        for key, value in TEXT_ENCODING.items():
-            made.attrs[key] = value
+        made.attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
     for block in blocks:
         with refused(path):
             made[start : start + len(block)] = block

@@ -82,7 +82,14 @@ class ExternalRowSort:
             end = min(stop, (band + 1) * self._band_rows)
             parts.append(self._read_band(band, row, end))
             row = end
-        return parts[0] if len(parts) == 1 else _concat_rows(parts)
+        if len(parts) == 1:
+            return parts[0]
+        pointers = [parts[0].indptr]
+        for part in parts[1:]:
+            pointers.append(part.indptr[1:] + pointers[-1][-1])
+        values = np.concatenate([part.layers["values"] for part in parts])
+        indices = np.concatenate([part.indices for part in parts])
+        return CsrBlock(np.concatenate(pointers), indices, {"values": values}, self._shape[1])
 
     def close(self) -> None:
         """Remove the temporary files."""
@@ -192,8 +199,13 @@ class ExternalColumnSort:
         self._pending, self._last = [], None
 
     def _slices(self, first: int, stop: int) -> Iterator[ColumnSlice]:
-        for run in self._runs:
-            yield self._read_slice(run, first, stop)
+        # A run is its int64 bounds, then all uint32 rows, then all float32 values, as `_sort` writes them.
+        for at, n in self._runs:
+            bounds = self._read(np.int64, at + 8 * first, stop - first + 1)
+            low, size = int(bounds[0]), int(bounds[-1] - bounds[0])
+            entries = at + 8 * (self._n_columns + 1)
+            rows = self._read(np.uint32, entries + 4 * low, size)
+            yield ColumnSlice(bounds - low, rows, self._read(np.float32, entries + 4 * (n + low), size))
         if self._last is not None:
             indptr, rows, values = self._last
             low, high = indptr[first], indptr[stop]
@@ -233,16 +245,6 @@ class ExternalColumnSort:
                     "free some space."
                 ) from error
 
-    def _read_slice(self, run: tuple[int, int], first: int, stop: int) -> ColumnSlice:
-        # A run is its int64 bounds, then all uint32 rows, then all float32 values, as `_sort` writes them.
-        at, n = run
-        bounds = self._read(np.int64, at + 8 * first, stop - first + 1)
-        low, size = int(bounds[0]), int(bounds[-1] - bounds[0])
-        at += 8 * (self._n_columns + 1)
-        rows = self._read(np.uint32, at + 4 * low, size)
-        values = self._read(np.float32, at + 4 * (n + low), size)
-        return ColumnSlice(bounds - low, rows, values)
-
     def _read(self, kind: type[np.generic], at: int, n: int) -> NDArray[Any]:
         assert self._file is not None
         self._file.seek(at)
@@ -253,11 +255,6 @@ def stable_order(keys: NDArray[Any], n_keys: int) -> NDArray[np.intp]:
     """Return the stable order that sorts small integers, in time proportional to their number.
 
     `keys`, (n,), are in ``[0, n_keys)``; the result is that of ``numpy.argsort(keys, kind="stable")``.
-
-    Examples
-    --------
-    >>> stable_order(np.array([2, 0, 2, 1]), 3).tolist()
-    [1, 3, 0, 2]
     """
     if n_keys <= 1 << 16:
         # NumPy uses radix sort for 16-bit integers.
@@ -268,15 +265,6 @@ def stable_order(keys: NDArray[Any], n_keys: int) -> NDArray[np.intp]:
     one_per_row = csr_array((np.ones(n, np.int8), keys, np.arange(n + 1)), shape=(n, n_keys))
     order: NDArray[np.intp] = one_per_row.tocsc().indices.astype(np.intp, copy=False)
     return order
-
-
-def _concat_rows(parts: list[CsrBlock]) -> CsrBlock:
-    pointers = [parts[0].indptr]
-    for part in parts[1:]:
-        pointers.append(part.indptr[1:] + pointers[-1][-1])
-    values = np.concatenate([part.layers["values"] for part in parts])
-    indices = np.concatenate([part.indices for part in parts])
-    return CsrBlock(np.concatenate(pointers), indices, {"values": values}, parts[0].n_cols)
 
 
 def merge_slices(

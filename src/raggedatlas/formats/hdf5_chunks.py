@@ -34,6 +34,12 @@ AHEAD_BYTES = 64 << 20
 KEPT_BYTES = 1 << 26
 """Larger blocks (bytes) do not come from the buffer pool, which would hold their memory as long as the reader exists."""
 
+FILTERS = {
+    1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc",
+    32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32026: "blosc2",
+}  # fmt: skip
+"""Registered number of an HDF5 filter -> its name."""
+
 _DEFLATE, _SHUFFLE = 1, 2
 
 
@@ -119,25 +125,27 @@ class Hdf5ChunkReader:
         """Read ranges of bytes."""
         if self._remote is not None and not self._array.in_rows:
             self._remote.load(zip(ranges.offsets.tolist(), ranges.sizes.tolist(), strict=True))
+
+        def fetch(job: Ranges) -> None:
+            # HDF5 owns the descriptor, whose position stays as it is.
+            if not (read_file(self._descriptor, job) if self._remote is None else _read_remote(self._remote, job)):
+                raise OSError("the file ends within a chunk")
+
         # Copying uses half of the threads, and leaves the others to the consumers of the rows.
         n = max(1, DECODE_THREADS // 2)
-        map_decode(self._fetch_job, ranges.jobs(max(COPY_BYTES, -(-int(ranges.sizes.sum()) // n))))
+        map_decode(fetch, ranges.jobs(max(COPY_BYTES, -(-int(ranges.sizes.sum()) // n))))
 
-    def _fetch_job(self, job: Ranges) -> None:
-        # HDF5 owns the descriptor, whose position stays as it is.
-        if not (read_file(self._descriptor, job) if self._remote is None else self._read_remote(self._remote, job)):
-            raise OSError("the file ends within a chunk")
 
-    def _read_remote(self, file: RemoteFile, job: Ranges) -> bool:
-        columns = (column.tolist() for column in (job.offsets, job.sizes, job.targets))
-        for offset, size, target in zip(*columns, strict=True):
-            done = 0
-            while done < size:
-                n = file.read_at(offset + done, job.room[target + done : target + size].data)
-                if not n:
-                    return False
-                done += n
-        return True
+def _read_remote(file: RemoteFile, job: Ranges) -> bool:
+    columns = (column.tolist() for column in (job.offsets, job.sizes, job.targets))
+    for offset, size, target in zip(*columns, strict=True):
+        done = 0
+        while done < size:
+            n = file.read_at(offset + done, job.room[target + done : target + size].data)
+            if not n:
+                return False
+            done += n
+    return True
 
 
 def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (any array)
@@ -203,14 +211,6 @@ def locate_chunks(dataset: Any) -> tuple[ChunkTable, NDArray[np.uint32]]:  # noq
 
     A contiguous dataset is in one piece, of size -1 if it was never written. Skipped filters, (n,), are HDF5's mask:
     bit i is the i-th filter.
-
-    Examples
-    --------
-    >>> import h5py
-    >>> with h5py.File("x", "w", driver="core", backing_store=False) as file:
-    ...     table, _ = locate_chunks(file.create_dataset("x", (4, 4), "f4", chunks=(2, 2)))
-    >>> table.sizes.tolist()
-    [-1, -1, -1, -1]
     """
     if dataset.chunks is None:
         # In a file with a user block, HDF5 gives an offset for what was never written, too.

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.containers import is_tree, readable
-from raggedatlas.formats.hdf5_chunks import filters_of, is_native, locate_chunks, remote_file
+from raggedatlas.formats.hdf5_chunks import FILTERS, filters_of, is_native, locate_chunks, remote_file
 from raggedatlas.model.arrays import DTYPES, ArraySpec
 from raggedatlas.model.protocols import Source
 from raggedatlas.store.codecs import chunk_decoder, codecs_json
@@ -33,7 +33,6 @@ PIECE_BYTES = 1 << 16
 
 _DEFLATE, _SHUFFLE, _FLETCHER, _LZF, _BLOSC, _ZSTD = 1, 2, 3, 32_000, 32_001, 32_015
 _FLETCHER_BYTES = 4
-_UNREAD = {4: "szip", 5: "nbit", 6: "scaleoffset", 32_004: "lz4", 32_008: "bitshuffle", 32_026: "blosc2"}
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 
@@ -44,19 +43,11 @@ Codecs = list[dict[str, Any]]
 
 
 class Linker:
-    """Collects references to the arrays of an open source; `place` is the file or Zarr folder that it reads.
-
-    Examples
-    --------
-    >>> linker = Linker(open_source("pbmc.h5ad"), Path("pbmc.h5ad"))  # doctest: +SKIP
-    >>> linker.add("X")["data"].chunk_shape  # doctest: +SKIP
-    (21969,)
-    >>> linker.references().arrays["X/data"].offsets  # doctest: +SKIP
-    """
+    """Collects references to the arrays of an open source; `place` is the file or Zarr folder that it reads."""
 
     def __init__(self, source: Source, place: AnyPath) -> None:
         self._source, self._place = source, place
-        self._files: _SourceFiles | None = None
+        self._files: _Hdf5File | _ZarrFolder | _Packs | None = None
         packed = getattr(source, "packed", None)
         if packed is not None:
             self._files = _Packs(self._place, packed)
@@ -96,33 +87,19 @@ class Linker:
 
 
 def decodable(codecs: Codecs) -> bool:
-    """Return whether chunks of this encoding can be read without zarr-python and HDF5.
-
-    Examples
-    --------
-    >>> decodable([{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd"}])
-    True
-    """
+    """Return whether chunks of this encoding can be read without zarr-python and HDF5."""
     try:
         return chunk_decoder(codecs) is not None
     except SourceError:
         return False
 
 
-class _SourceFiles(Protocol):
-    """The files of a source."""
-
-    def find(self, path: str, array: Any) -> tuple[ArraySpec, ChunkTable]:  # noqa: ANN401
-        """Return the description of an array and where its chunks are."""
-        ...
-
-    def objects(self) -> SourceObjects:
-        """Return the files, as they were when their chunks were found."""
-        ...
-
-
 class _Hdf5File:
-    """An HDF5 file, which is one object."""
+    """An HDF5 file, which is one object.
+
+    As of all kinds of files, `find` returns the description of an array and where its chunks are, `objects` the files as
+    they were when their chunks were found.
+    """
 
     def __init__(self, place: AnyPath) -> None:
         self._place = place
@@ -133,16 +110,41 @@ class _Hdf5File:
 
     def find(self, path: str, array: Any) -> tuple[ArraySpec, ChunkTable]:  # noqa: ANN401
         where = f"{self._place}: {path}"
-        self._check_file(where, array)
+        if type(array).__module__.partition(".")[0] != "h5py":
+            raise _no_array(where, array)
+        file = array.file
+        if file.mode != "r":
+            raise _refusal(where, "its file is open for writing")
+        self._remote = remote_file(file)
+        if isinstance(self._place, Path):
+            if file.driver != "sec2":
+                raise _refusal(where, f"its file is read through HDF5's driver {file.driver!r}")
+            if _stamp(os.fstat(file.id.get_vfd_handle())) != self._stamp:
+                raise _changed(str(self._place))
+        elif self._remote is None or not self._remote.is_of(str(self._place)):
+            raise _refusal(where, f"the source reads {file.filename}")
         if array.is_virtual or array.external:
             raise _refusal(where, "it keeps its values in other files")
         dtype = _native(where, array)
         if not is_native(array):
             raise _refusal(where, f"its values are not stored as {dtype} but in a type of HDF5's own")
-        chunks = array.chunks or _rows_of(array.shape, dtype)
+        # Rows that are read at once of an array in one piece.
+        across = tuple(max(1, n) for n in array.shape[1:])
+        n_rows = max(1, min(array.shape[0], PIECE_BYTES // (math.prod(across) * dtype.itemsize)))
+        chunks = array.chunks or (n_rows, *across)
         with readable(str(self._place), path):
             _check_number(where, array.shape, array.chunks or array.shape)
-            codecs = _hdf5_codecs(where, array, dtype)
+            # The codecs of Zarr that do what the filters of the dataset do.
+            codecs = [_bytes_codec(array.dtype)]
+            for code, settings in filters_of(array):
+                codec = _hdf5_codec(code, settings, dtype)
+                if codec is None:
+                    name = FILTERS.get(code, "of a plugin")
+                    raise _refusal(
+                        where, f"its chunks are encoded by HDF5's filter {code} ({name}), which only HDF5 decodes"
+                    )
+                codecs.append(codec)
+            _check_codecs(where, codecs)
             # The piece of a contiguous array has no offset if it was never written, or is within the array's description.
             if array.chunks is None and array.id.get_offset() is None and array.id.get_storage_size():
                 raise _refusal(where, "its values are within its description (HDF5: compact)")
@@ -167,31 +169,17 @@ class _Hdf5File:
         else:
             # Its blocks are of one version, so that what h5py has read and the probe are, too.
             remote = self._remote or self._place.open()
-            facts, probe = remote.facts, file_probe(partial(_read_at, remote), remote.facts.n_bytes)
+
+            def read_at(start: int, n_bytes: int) -> bytes:
+                room = bytearray(n_bytes)
+                return bytes(room[: remote.read_at(start, memoryview(room))])
+
+            facts, probe = remote.facts, file_probe(read_at, remote.facts.n_bytes)
         if self._end > facts.n_bytes:
             raise SourceError(
                 f"{self._place} has {facts.n_bytes:,} bytes and a chunk that ends at byte {self._end:,}; it was cut short. Fetch or write it again."
             )
         return _objects(("",), [facts], probe)
-
-    def _check_file(self, where: str, array: Any) -> None:  # noqa: ANN401
-        """Refuse an array that is not in this file, or not yet."""
-        if type(array).__module__.partition(".")[0] != "h5py":
-            raise _refusal(
-                where, f"it is no array in its file but a {type(array).__name__.lstrip('_')}, made or in memory"
-            )
-        file = array.file
-        if file.mode != "r":
-            raise _refusal(where, "its file is open for writing")
-        remote = remote_file(file)
-        if isinstance(self._place, Path):
-            if file.driver != "sec2":
-                raise _refusal(where, f"its file is read through HDF5's driver {file.driver!r}")
-            if _stamp(os.fstat(file.id.get_vfd_handle())) != self._stamp:
-                raise _changed(str(self._place))
-        elif remote is None or not remote.is_of(str(self._place)):
-            raise _refusal(where, f"the source reads {file.filename}")
-        self._remote = remote
 
 
 class _ZarrFile(NamedTuple):
@@ -213,11 +201,13 @@ class _ZarrFolder:
     def find(self, path: str, array: Any) -> tuple[ArraySpec, ChunkTable]:  # noqa: ANN401
         where = f"{self._place}: {path}"
         if type(array).__module__.partition(".")[0] != "zarr":
-            raise _refusal(
-                where, f"it is no array in its file but a {type(array).__name__.lstrip('_')}, made or in memory"
-            )
+            raise _no_array(where, array)
         dtype = _native(where, array)
-        file, metadata = _metadata(array)
+        from zarr.core.buffer import default_buffer_prototype
+
+        files = array.metadata.to_buffer_dict(default_buffer_prototype())
+        file = ".zarray" if ".zarray" in files else "zarr.json"
+        metadata = json.loads(files[file].to_bytes())
         if _look(self._place, [f"{array.path}/{file}".lstrip("/")])[0] is None:
             raise _refusal(where, "the source reads another folder")
         stored = check_array_metadata(where, metadata)
@@ -269,22 +259,19 @@ class _ZarrFolder:
         """Return offset and size of each chunk in a shard."""
         n = min(stored.index_size, shard.facts.n_bytes)
         start = 0 if stored.index_first else shard.facts.n_bytes - n
-        data, seen = self._read(shard.key, start, start + n)
-        if not seen.is_same(shard.facts) or len(data) != n:
-            raise _changed(f"{where}: {shard.key}")
-        return shard_index(stored, np.frombuffer(data, np.uint8), shard.facts.n_bytes)
-
-    def _read(self, key: str, start: int, stop: int) -> tuple[bytes, ObjectFacts]:
-        """Return bytes of a file, and what is known of it."""
-        with store_errors(f"read {self._place}/{key}"):
+        with store_errors(f"read {self._place}/{shard.key}"):
             if isinstance(self._place, Location):
                 import obstore
 
-                answer = obstore.get(*(self._place / key).bucket(), options={"range": (start, stop)})
-                return bytes(answer.bytes()), ObjectFacts.of(answer.meta)
-            with (self._place / key).open("rb") as opened:
-                data, info = _seek(opened, start, stop - start), os.fstat(opened.fileno())
-            return data, ObjectFacts(info.st_size, info.st_mtime_ns, "")
+                answer = obstore.get(*(self._place / shard.key).bucket(), options={"range": (start, start + n)})
+                data, seen = bytes(answer.bytes()), ObjectFacts.of(answer.meta)
+            else:
+                with (self._place / shard.key).open("rb") as opened:
+                    data, info = _seek(opened, start, n), os.fstat(opened.fileno())
+                seen = ObjectFacts(info.st_size, info.st_mtime_ns, "")
+        if not seen.is_same(shard.facts) or len(data) != n:
+            raise _changed(f"{where}: {shard.key}")
+        return shard_index(stored, np.frombuffer(data, np.uint8), shard.facts.n_bytes)
 
 
 class _Packs:
@@ -338,6 +325,10 @@ def _refusal(where: str, why: str) -> SourceError:
     return SourceError(f"{where} cannot be linked: {why}; add it with copy=True.")
 
 
+def _no_array(where: str, array: Any) -> SourceError:  # noqa: ANN401
+    return _refusal(where, f"it is no array in its file but a {type(array).__name__.lstrip('_')}, made or in memory")
+
+
 def _changed(where: str) -> SourceError:
     return SourceError(f"{where} changed while it was read; wait until it is written, and add it again.")
 
@@ -368,11 +359,6 @@ def _seek(file: BinaryIO, start: int, n_bytes: int) -> bytes:
     return file.read(n_bytes)
 
 
-def _read_at(file: RemoteFile, start: int, n_bytes: int) -> bytes:
-    room = bytearray(n_bytes)
-    return bytes(room[: file.read_at(start, memoryview(room))])
-
-
 def _native(where: str, array: Any) -> np.dtype[Any]:  # noqa: ANN401
     """Return the dtype of an array in native byte order, if it is one of numbers and has axes."""
     if not array.shape:
@@ -393,13 +379,6 @@ def _check_number(where: str, shape: Sequence[int], chunks: Sequence[int]) -> No
         raise _refusal(where, f"it has {n:,} chunks, and {MOST_CHUNKS:,} are the most")
 
 
-def _rows_of(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Return the shape of the rows that are read at once of an array in one piece."""
-    across = tuple(max(1, n) for n in shape[1:])
-    row = math.prod(across) * dtype.itemsize
-    return (max(1, min(shape[0], PIECE_BYTES // row)), *across)
-
-
 def _check_codecs(where: str, codecs: Codecs) -> None:
     if any(codec["name"] == "transpose" for codec in codecs):
         raise _refusal(where, "its chunks are stored with their axes exchanged")
@@ -410,19 +389,6 @@ def _check_codecs(where: str, codecs: Codecs) -> None:
 
 def _bytes_codec(dtype: np.dtype[Any]) -> dict[str, Any]:
     return {"name": "bytes", "configuration": {"endian": "big" if dtype.str[0] == ">" else "little"}}
-
-
-def _hdf5_codecs(where: str, array: Any, dtype: np.dtype[Any]) -> Codecs:  # noqa: ANN401
-    """Return the codecs of Zarr that do what the filters of an HDF5 dataset do."""
-    codecs = [_bytes_codec(array.dtype)]
-    for code, settings in filters_of(array):
-        codec = _hdf5_codec(code, settings, dtype)
-        if codec is None:
-            name = _UNREAD.get(code, "of a plugin")
-            raise _refusal(where, f"its chunks are encoded by HDF5's filter {code} ({name}), which only HDF5 decodes")
-        codecs.append(codec)
-    _check_codecs(where, codecs)
-    return codecs
 
 
 def _hdf5_codec(code: int, settings: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Any] | None:
@@ -457,15 +423,6 @@ def _check_skipped(where: str, array: Any, table: ChunkTable, skipped: NDArray[n
         odd |= (skipped != 0) != (table.sizes == full)
     if odd.any():
         raise _refusal(where, f"{np.count_nonzero(odd):,} of its {len(odd):,} chunks skipped a filter")
-
-
-def _metadata(array: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401  (a zarr.Array)
-    """Return the name of the file with the metadata of a Zarr array, and what it holds."""
-    from zarr.core.buffer import default_buffer_prototype
-
-    files = array.metadata.to_buffer_dict(default_buffer_prototype())
-    name = ".zarray" if ".zarray" in files else "zarr.json"
-    return name, json.loads(files[name].to_bytes())
 
 
 def _zarr_chunks(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.source import describe_node
-from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, open_composite
+from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock, sparse_dtype
 from raggedatlas.model.protocols import MatrixForm
@@ -37,102 +37,81 @@ def loom_source(path: AnyPath) -> CompositeSource:
     dtype. Attributes become columns of `obs` and `var`, those of several axes members of `obsm` and `varm`, graphs
     members of `obsp` and `varp`, and attributes of the file members of `uns`.
     """
-    container = open_hdf5(path)
-    try:
-        with readable(container.uri, "its structure"):
-            parts = _Loom(container).parts()
-        return CompositeSource(parts, name=path.stem, uri=str(path), format="loom", close=container.close)
-    except BaseException:
-        container.close()
-        raise
+    return open_composite(open_hdf5(path), _read_parts, path, "loom")
 
 
-class _Loom:
-    """Contents of a loom file, collected group by group."""
+def _read_parts(container: Container) -> SourceParts:
+    """Describe a loom file, group by group."""
+    lacking = sorted({"matrix", "row_attrs", "col_attrs"} - set(container.names("")))
+    if lacking:
+        raise SourceError(f"{container.uri} is no loom file: it has no {', '.join(lacking)}.")
+    left_out: dict[str, str] = {}
+    elements: dict[str, Callable[[], Any]] = {}
 
-    def __init__(self, container: Container) -> None:
-        lacking = sorted({"matrix", "row_attrs", "col_attrs"} - set(container.names("")))
-        if lacking:
-            raise SourceError(f"{container.uri} is no loom file: it has no {', '.join(lacking)}.")
-        self.container = container
-        self.left_out: dict[str, str] = {}
-        self.elements: dict[str, Callable[[], Any]] = {}
-        self.n_features, self.n_cells = self._stored_shape("matrix")
+    def place(path: str) -> MatrixLocation:
+        return MatrixLocation(container.uri, path, lambda row: f"number {row + 1}")
 
-    def parts(self) -> SourceParts:
-        cells, embeddings = self._axis("col", self.n_cells, CELL_NAMES)
-        features, loadings = self._axis("row", self.n_features, FEATURE_NAMES)
-        matrices = [self._matrix("X", "matrix")]
-        for name in self.container.names("layers"):
-            if self._stored_shape(f"layers/{name}") != (self.n_features, self.n_cells):
-                raise SourceError(
-                    f"{self.container.uri}: layers/{name} has shape {self._stored_shape(f'layers/{name}')}, but the main matrix has "
-                    f"{(self.n_features, self.n_cells)}; write the file again."
-                )
-            matrices.append(self._matrix(f"layers/{name}", f"layers/{name}"))
-        # Specification 3 has them as arrays in `attrs`, earlier ones as attributes of the root.
-        for name in self.container.names("attrs"):
-            node = self.container.get(f"attrs/{name}")
-            if is_array(node) and node.shape is not None:
-                self.elements[f"uns/{name}"] = partial(_values, self.container, f"attrs/{name}")
-            else:
-                self.left_out[f"attrs/{name}"] = "attribute without a value" if is_array(node) else "group"
-        for name, value in self.container.root.attrs.items():
-            if getattr(value, "shape", ()) is None:
-                self.left_out[f"attrs/{name}"] = "attribute without a value"
-                continue
-            self.elements.setdefault(f"uns/{name}", partial(_plain, value))
-        return SourceParts(
-            self.n_cells,
-            cells,
-            (*matrices, *embeddings),
-            {"var": features},
-            self.left_out,
-            others=tuple(loadings),
-            elements=self.elements,
-        )
-
-    def _stored_shape(self, path: str) -> tuple[int, int]:
-        node = self.container.get(path)
+    def stored_shape(path: str) -> tuple[int, int]:
+        node = container.get(path)
         if not is_array(node) or len(node.shape or ()) != 2:
             raise SourceError(
-                f"{self.container.uri}: {path} is {describe_node(node)}, where a matrix of features by cells belongs."
+                f"{container.uri}: {path} is {describe_node(node)}, where a matrix of features by cells belongs."
             )
         return int(node.shape[0]), int(node.shape[1])
 
-    def _place(self, path: str) -> MatrixLocation:
-        return MatrixLocation(self.container.uri, path, lambda row: f"number {row + 1}")
-
-    def _matrix(self, key: str, path: str) -> MatrixPart:
-        rows = TransposedRows(self.container.get(path), self._place(path))
-        return MatrixPart.of(key, rows, "var", "gene_expression")
-
-    def _axis(self, axis: str, n: int, known: tuple[str, ...]) -> tuple[Callable[[], "pd.DataFrame"], list[MatrixPart]]:
+    def sort_axis(axis: str, n: int, known: tuple[str, ...]) -> tuple[Callable[[], "pd.DataFrame"], list[MatrixPart]]:
         """Sort the attributes and graphs of one axis into columns, matrices and elements."""
         members, pairs = ("obsm", "obsp") if axis == "col" else ("varm", "varp")
         columns, matrices = [], []
-        for name in self.container.names(f"{axis}_attrs"):
+        for name in container.names(f"{axis}_attrs"):
             path = f"{axis}_attrs/{name}"
-            node = self.container.get(path)
+            node = container.get(path)
             if not is_array(node) or node.dtype.kind not in f"{NUMBER_KINDS}SO":
-                self.left_out[path] = describe_node(node)
-            elif not node.shape or (n and not node.size):
-                self.left_out[path] = "attribute without a value"
-            elif len(node.shape) == 1:
-                check_whole(self.container.uri, path, node, n)
+                left_out[path] = describe_node(node)
+                continue
+            if not node.shape or (n and not node.size):
+                left_out[path] = "attribute without a value"
+                continue
+            check_whole(container.uri, path, node, n)
+            if len(node.shape) == 1:
                 columns.append(name)
             elif node.dtype.kind in NUMBER_KINDS:
-                check_whole(self.container.uri, path, node, n)
-                matrices.append(MatrixPart.of(f"{members}/{name}", DenseRows(node, self._place(path))))
+                matrices.append(MatrixPart.of(f"{members}/{name}", DenseRows(node, place(path))))
             else:
-                check_whole(self.container.uri, path, node, n)
-                self.elements[f"{members}/{name}"] = partial(_values, self.container, path)
-        for name in self.container.names(f"{axis}_graphs"):
-            path = f"{axis}_graphs/{name}"
-            self.elements[f"{pairs}/{name}"] = partial(_graph, self.container, path, n)
-            self.left_out[f"{pairs}/{name}"] = "graph"
+                elements[f"{members}/{name}"] = partial(_values, container, path)
+        for name in container.names(f"{axis}_graphs"):
+            elements[f"{pairs}/{name}"] = partial(_graph, container, f"{axis}_graphs/{name}", n)
+            left_out[f"{pairs}/{name}"] = "graph"
         index = next((name for name in known if name in columns), "")
-        return partial(_frame, self.container, f"{axis}_attrs", columns, index, n), matrices
+        return partial(_frame, container, f"{axis}_attrs", columns, index, n), matrices
+
+    n_features, n_cells = stored_shape("matrix")
+    cells, embeddings = sort_axis("col", n_cells, CELL_NAMES)
+    features, loadings = sort_axis("row", n_features, FEATURE_NAMES)
+    paths = {"X": "matrix", **{f"layers/{name}": f"layers/{name}" for name in container.names("layers")}}
+    matrices = []
+    for key, path in paths.items():
+        if stored_shape(path) != (n_features, n_cells):
+            raise SourceError(
+                f"{container.uri}: {path} has shape {stored_shape(path)}, but the main matrix has {(n_features, n_cells)}; write "
+                "the file again."
+            )
+        rows = TransposedRows(container.get(path), place(path))
+        matrices.append(MatrixPart.of(key, rows, "var", "gene_expression"))
+    # Specification 3 has them as arrays in `attrs`, earlier ones as attributes of the root.
+    for name in container.names("attrs"):
+        node = container.get(f"attrs/{name}")
+        if is_array(node) and node.shape is not None:
+            elements[f"uns/{name}"] = partial(_values, container, f"attrs/{name}")
+        else:
+            left_out[f"attrs/{name}"] = "attribute without a value" if is_array(node) else "group"
+    for name, value in container.root.attrs.items():
+        if getattr(value, "shape", ()) is None:
+            left_out[f"attrs/{name}"] = "attribute without a value"
+            continue
+        elements.setdefault(f"uns/{name}", partial(_plain, value))
+    whole = (*matrices, *embeddings)
+    return SourceParts(n_cells, cells, whole, {"var": features}, left_out, others=tuple(loadings), elements=elements)
 
 
 def _frame(container: Container, group: str, columns: list[str], index: str, n: int) -> "pd.DataFrame":
@@ -204,22 +183,17 @@ class TransposedRows:
 
     def read(self, start: int, stop: int) -> CsrBlock:
         """Read rows ``[start, stop)``, zeros left out."""
-        lengths, columns, values = [np.zeros(1, np.int64)], [], []
+        from scipy.sparse import csr_array, vstack
+
+        parts = [csr_array((0, self.shape[1]), dtype=self.dtype)]
         while start < stop:
             # All rows may be requested at once, and the matrix must never be dense in memory.
             end = self._dense.stop(start, stop)
             part = self._dense.read(start, end).layers["values"]
-            rows, found = np.nonzero(part)
-            lengths.append(np.bincount(rows, minlength=end - start))
-            columns.append(found.astype(np.int32 if self.shape[1] < 2**31 else np.int64))
-            values.append(part[rows, found].astype(self.dtype, copy=False))
+            parts.append(csr_array(part.astype(self.dtype, copy=False)))
             start = end
-        entries = (
-            (np.concatenate(columns), np.concatenate(values))
-            if values
-            else (np.empty(0, np.int32), np.empty(0, self.dtype))
-        )
-        return CsrBlock(np.cumsum(np.concatenate(lengths)), entries[0], {"values": entries[1]}, self.shape[1])
+        rows = vstack(parts, format="csr")
+        return CsrBlock(rows.indptr.astype(np.int64), rows.indices, {"values": rows.data}, self.shape[1])
 
     def close(self) -> None:
         """Release the cached chunk."""

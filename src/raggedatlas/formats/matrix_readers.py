@@ -1,14 +1,14 @@
 """Read matrices (CSR, CSC, dense) in blocks of rows from HDF5, Zarr or memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import LimitError, SourceError
+from raggedatlas.errors import CorruptError, LimitError, SourceError
 from raggedatlas.formats.containers import readable
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.hdf5_chunks import open_chunk_reader
@@ -141,8 +141,7 @@ class DenseRows:
 
     def stop(self, start: int, stop: int) -> int:
         """Return the end of the next block."""
-        row = max(1, int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize)
-        return min(stop, start + max(1, BLOCK_BYTES // row))
+        return _stop_if_dense(self, start, stop)
 
     def read(self, start: int, stop: int) -> DenseBlock:
         """Read rows ``[start, stop)``."""
@@ -153,22 +152,12 @@ class DenseRows:
         self._rows.release()
 
 
-@dataclass(frozen=True, slots=True)
-class SparseArrays:
-    """Arrays and shape, ``(n_cells, n_features)``, of a compressed sparse matrix."""
-
-    indptr: Any
-    indices: Any
-    data: Any
-    shape: tuple[int, int]
-
-    def by_name(self) -> dict[str, Any]:
-        """Return the arrays by the names that files give them."""
-        return {"indptr": self.indptr, "indices": self.indices, "data": self.data}
+SparseArrays = Mapping[str, Any]
+"""Arrays of a compressed sparse matrix by the names that files give them: ``"indptr"``, ``"indices"`` and ``"data"``."""
 
 
 class CsrRows:
-    """A CSR matrix; holds the block, eight bytes per cell and one chunk of each array in memory.
+    """A CSR matrix of a shape ``(n_cells, n_features)``; holds the block, eight bytes per cell and one chunk of each array in memory.
 
     Lengths of the arrays that do not match raise `SourceError` at once, invalid row pointers when the first block is
     read, and a column index that is out of range with its block.
@@ -176,17 +165,15 @@ class CsrRows:
 
     form: MatrixForm = "csr"
 
-    def __init__(self, arrays: SparseArrays, place: MatrixLocation) -> None:
-        self._place = place
-        self.arrays = arrays.by_name()
-        self._pointers = arrays.indptr
+    def __init__(self, arrays: SparseArrays, shape: tuple[int, int], place: MatrixLocation) -> None:
+        self.arrays, self._place = arrays, place
         self._indptr: NDArray[np.int64] | None = None
-        self._indices = SequentialArray(arrays.indices, place)
-        self._data = SequentialArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
-        self.shape: tuple[int, ...] = arrays.shape
+        self._indices = SequentialArray(arrays["indices"], place)
+        self._data = SequentialArray(arrays["data"], place, sparse_dtype(_plain_dtype(arrays["data"].dtype, place)))
+        self.shape: tuple[int, ...] = shape
         self.dtype = self._data.dtype
-        self.n_entries: int | None = _entries(arrays, arrays.shape[0], place)
-        self.wide = needs_int64(arrays.indptr, arrays.indices)
+        self.n_entries: int | None = _entries(arrays, shape, shape[0], place)
+        self.wide = needs_int64(arrays["indptr"], arrays["indices"])
 
     def stop(self, start: int, stop: int) -> int:
         """Return the end of the next block."""
@@ -206,7 +193,7 @@ class CsrRows:
         """Return the checked row pointers, (n_cells + 1,) int64."""
         if self._indptr is None:
             assert self.n_entries is not None
-            pointers = _checked_pointers(self._pointers, self.n_entries, self._place, "row")
+            pointers = _checked_pointers(self.arrays["indptr"], self.n_entries, self._place, "row")
             n_cols = self.shape[1]
             lengths = np.diff(pointers)
             largest = int(lengths.argmax()) if len(lengths) else 0
@@ -279,22 +266,21 @@ class CscRows(SortedRows):
 
     form: MatrixForm = "csc"
 
-    def __init__(self, arrays: SparseArrays, place: MatrixLocation) -> None:
-        self._arrays, self._place = arrays, place
-        self.arrays = arrays.by_name()
-        self._indices = SequentialArray(arrays.indices, place)
-        self._data = SequentialArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
-        self.shape = arrays.shape
+    def __init__(self, arrays: SparseArrays, shape: tuple[int, int], place: MatrixLocation) -> None:
+        self.arrays, self._place = arrays, place
+        self._indices = SequentialArray(arrays["indices"], place)
+        self._data = SequentialArray(arrays["data"], place, sparse_dtype(_plain_dtype(arrays["data"].dtype, place)))
+        self.shape = shape
         self.dtype = self._data.dtype
         self.entry_bytes = self.dtype.itemsize + 4
-        self.n_entries = _entries(arrays, arrays.shape[1], place)
-        self.wide = needs_int64(arrays.indptr, arrays.indices)
+        self.n_entries = _entries(arrays, shape, shape[1], place)
+        self.wide = needs_int64(arrays["indptr"], arrays["indices"])
         self._ascends = True
 
     def indptr(self) -> NDArray[np.int64]:
         """Return the checked column pointers, (n_columns + 1,) int64."""
         assert self.n_entries is not None
-        return _checked_pointers(self._arrays.indptr, self.n_entries, self._place, "column")
+        return _checked_pointers(self.arrays["indptr"], self.n_entries, self._place, "column")
 
     def rows_ascend(self) -> bool:
         """Return whether the row numbers of every column ascend, none twice; the entries are sorted for it."""
@@ -355,8 +341,7 @@ class LazyRows:
 
     def stop(self, start: int, stop: int) -> int:
         """Return the end of the next block, assuming that every entry is stored."""
-        row = max(1, int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize)
-        return min(stop, start + max(1, BLOCK_BYTES // row))
+        return _stop_if_dense(self, start, stop)
 
     def read(self, start: int, stop: int) -> Block:
         """Read rows ``[start, stop)``."""
@@ -372,35 +357,75 @@ class LazyRows:
         """Do nothing; no state is kept."""
 
 
-class ColumnSubset:
-    """A subset of the columns of a CSR matrix, renumbered in the order of `columns`, (n,), entries of a row by column; each subset reads `rows` again."""
+class MatrixSubset:
+    """Some rows and columns of a matrix, each (n,): `rows` ascend, and None is all; each subset reads the matrix again.
 
-    form: MatrixForm = "csr"
+    Raises `CorruptError` if the matrix has fewer rows or columns than are selected from.
+    """
+
     n_entries: int | None = None
 
-    def __init__(self, rows: RowReader, columns: NDArray[np.int64]) -> None:
-        self._all = rows
-        self._to = np.full(rows.shape[1], -1, np.int64)
-        self._to[columns] = np.arange(len(columns))
-        self.shape: tuple[int, ...] = (rows.shape[0], len(columns))
-        self.dtype = rows.dtype
+    def __init__(self, matrix: RowReader, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> None:
+        for selected, n in zip((rows, columns), matrix.shape, strict=False):
+            refuse_beyond(selected, n, "A matrix")
+        self._matrix, self._rows, self._columns = matrix, rows, columns
+        self.form, self.dtype = matrix.form, matrix.dtype
+        # Cells keep what is stored; features that are chosen are numbered anew.
+        self.wide: tuple[bool, bool] = NARROW if rows is None else getattr(matrix, "wide", NARROW)
+        height = matrix.shape[0] if rows is None else len(rows)
+        self.shape: tuple[int, ...] = (height, *(matrix.shape[1:] if columns is None else (len(columns),)))
 
     def stop(self, start: int, stop: int) -> int:
-        """Return the end of the next block."""
-        return self._all.stop(start, stop)
+        """Return the end of one step."""
+        if self._rows is None or stop <= start:
+            return self._matrix.stop(start, stop)
+        # The rows between are read too, and count for what a step may hold.
+        last = self._matrix.stop(int(self._rows[start]), int(self._rows[stop - 1]) + 1)
+        return max(start + 1, int(np.searchsorted(self._rows, last)))
 
-    def read(self, start: int, stop: int) -> CsrBlock:
-        """Read rows ``[start, stop)``."""
-        block = self._all.read(start, stop)
-        assert isinstance(block, CsrBlock)
-        pointers, columns, values = remap_csr(
-            block.indptr, block.indices, block.layers["values"], self._to, self.shape[1]
-        )
-        return CsrBlock(pointers, columns, {"values": values}, self.shape[1])
+    def read(self, start: int, stop: int) -> Block:
+        """Read rows ``[start, stop)`` of the selected ones."""
+        if self._rows is None:
+            return subset_block(self._matrix.read(start, stop), None, self._columns)
+        rows = self._rows[start:stop]
+        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+        return subset_block(self._matrix.read(first, last), rows - first, self._columns)
 
     def close(self) -> None:
-        """Close the underlying matrix."""
-        self._all.close()
+        """Close the matrix."""
+        self._matrix.close()
+
+
+def refuse_beyond(selected: NDArray[np.int64] | None, n: int, what: str) -> None:
+    """Raise if rows or columns are selected that are not there: a damaged record can give a dataset the rows of another."""
+    if selected is not None and len(selected) and selected[-1] >= n:
+        raise CorruptError(
+            f"{what} has {n:,} cells where {int(selected[-1]) + 1:,} or more are expected; run validate('deep')."
+        )
+
+
+def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:
+    """Return some rows and columns, each in the order given, of a block with the layer ``"values"``; None is all.
+
+    If columns are selected, entries of a row are ordered by column.
+    """
+    values = block.layers["values"]
+    if isinstance(block, DenseBlock):
+        values = values if rows is None else values[rows]
+        return DenseBlock({"values": values if columns is None else values[:, columns]})
+    pointers, indices = block.indptr, block.indices
+    if rows is not None:
+        lengths = np.diff(pointers)[rows]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        # Source position of each entry: its position in the result, shifted to where its row begins in the block.
+        entries = np.arange(starts[-1]) + np.repeat(pointers[rows] - starts[:-1], lengths)
+        pointers, indices, values = starts, indices[entries], values[entries]
+    if columns is None:
+        return CsrBlock(pointers, indices, {"values": values}, block.n_cols)
+    column_map = np.full(block.n_cols, -1, np.int64)
+    column_map[columns] = np.arange(len(columns))
+    pointers, indices, values = remap_csr(pointers, indices, values, column_map, len(columns))
+    return CsrBlock(pointers, indices, {"values": values}, len(columns))
 
 
 def needs_int64(indptr: Any, indices: Any) -> tuple[bool, bool]:  # noqa: ANN401  (arrays of any library)
@@ -417,14 +442,14 @@ def _plain_dtype(dtype: np.dtype[Any], place: MatrixLocation) -> np.dtype[Any]:
     return machine_dtype(dtype)
 
 
-def _entries(arrays: SparseArrays, n_major: int, place: MatrixLocation) -> int:
-    n_data, n_indices, n_pointers = (tuple(a.shape) for a in (arrays.data, arrays.indices, arrays.indptr))
+def _entries(arrays: SparseArrays, shape: tuple[int, int], n_major: int, place: MatrixLocation) -> int:
+    n_data, n_indices, n_pointers = (tuple(arrays[name].shape) for name in ("data", "indices", "indptr"))
     if len(n_data) != 1 or n_data != n_indices or n_pointers != (n_major + 1,):
         raise SourceError(
             f"{place.uri}: {place.element} has {n_data} values, {n_indices} indices and {n_pointers} pointers; for shape "
-            f"{arrays.shape} there must be as many values as indices and {n_major + 1:,} pointers. Write the file again."
+            f"{shape} there must be as many values as indices and {n_major + 1:,} pointers. Write the file again."
         )
-    for name, array in (("indices", arrays.indices), ("pointers", arrays.indptr)):
+    for name, array in (("indices", arrays["indices"]), ("pointers", arrays["indptr"])):
         if np.dtype(array.dtype).kind not in "iu":
             raise SourceError(f"{place.uri}: {place.element} has {name} of type {array.dtype}; expected integers.")
     return int(n_data[0])
@@ -465,6 +490,12 @@ def _check_columns(
         f"{place.uri}: {place.element} has an entry of {place.cell(row)} in column {int(indices[entry]):,}, outside its "
         f"{n_cols:,} columns; the file is damaged. Write it again."
     )
+
+
+def _stop_if_dense(rows: RowReader, start: int, stop: int) -> int:
+    """Return the end of a block of rows of which every entry is stored."""
+    row = max(1, int(np.prod(rows.shape[1:], dtype=object)) * rows.dtype.itemsize)
+    return min(stop, start + max(1, BLOCK_BYTES // row))
 
 
 def stop_by_entries(indptr: NDArray[np.int64], start: int, stop: int, limit: int) -> int:

@@ -69,21 +69,19 @@ def split_modalities(source: Source) -> Modalities:
     schema = source.describe()
     names = dict.fromkeys(key.split("/")[1] for key in _keys(schema) if key.startswith(MOD))
     if names:
-        modalities = tuple(_modality(source, schema, name) for name in names)
+        modalities = tuple(_modality(source, schema, name, f"{MOD}{name}/") for name in names)
         matrices = tuple(ModalityMatrix(i.key, (i,)) for i in _streamed(schema) if not i.key.startswith(MOD))
         return Modalities(modalities, matrices, _elements(source, schema, ""))
     kinds = [info for info in schema.matrices if info.key.startswith("X:")]
-    return Modalities(tuple(_kind(source, (info,)) for info in kinds) if kinds else (_single(source, schema),))
+    if kinds:
+        return Modalities(tuple(_join_kinds(source, (info,)) for info in kinds))
+    space = next((info.space for info in schema.matrices if info.space), "")
+    return Modalities((_modality(source, schema, MODALITIES.get(space, "rna"), ""),))
 
 
 def is_multimodal(source: Source) -> bool:
     """Return whether a source has modalities, as MuData does."""
     return any(key.startswith(MOD) for key in _keys(source.describe()))
-
-
-def join_feature_types(source: Source) -> Modality:
-    """Return the feature types of a 10x source as one modality, with their columns concatenated."""
-    return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
 
 
 def select_modalities(source: Source, split: Modalities, modality: str | None, *, multimodal: bool) -> list[Modality]:
@@ -109,7 +107,7 @@ def select_modalities(source: Source, split: Modalities, modality: str | None, *
             "choose it with modality=..., or write a .h5mu."
         )
     # These are the feature types of a 10x source, which share their cells; a MuData always has elements.
-    return [join_feature_types(source)]
+    return [_join_kinds(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))]
 
 
 def _keys(schema: SourceSchema) -> list[str]:
@@ -143,28 +141,17 @@ class ElementReader:
         return None if open_table is None else open_table(self.key)
 
 
-def _single(source: Source, schema: SourceSchema) -> Modality:
-    space = next((info.space for info in schema.matrices if info.space), "")
-    matrices = tuple(ModalityMatrix(info.key, (info,)) for info in _streamed(schema))
-    elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs"), **_elements(source, schema, "")}
-    return _with_features(source, Modality(MODALITIES.get(space, "rna"), matrices, elements, _nothing), "")
-
-
-def _modality(source: Source, schema: SourceSchema, name: str) -> Modality:
-    prefix = f"{MOD}{name}/"
+def _modality(source: Source, schema: SourceSchema, name: str, prefix: str) -> Modality:
+    """Return the modality whose keys start with `prefix`, or the only one of a source, whose keys have none."""
     matrices = tuple(
         ModalityMatrix(info.key.removeprefix(prefix), (info,))
         for info in _streamed(schema)
         if info.key.startswith(prefix)
     )
-    cells = source.present(f"{prefix}obs")
-    return _with_features(source, Modality(name, matrices, _elements(source, schema, prefix), _nothing, cells), prefix)
-
-
-def _with_features(source: Source, mod: Modality, prefix: str) -> Modality:
-    """Add the tables of features that the matrices of a modality, whose keys start with `prefix`, refer to."""
-    elements, main = dict(mod.elements), ""
-    for matrix in mod.matrices:
+    elements: dict[str, Callable[[], Any]] = {} if prefix else {"obs": ElementReader(source, "obs")}
+    elements |= _elements(source, schema, prefix)
+    main = ""
+    for matrix in matrices:
         key = matrix.infos[0].features
         head = matrix.key.split("/")[0]
         if key and head in ("X", "layers"):
@@ -174,14 +161,27 @@ def _with_features(source: Source, mod: Modality, prefix: str) -> Modality:
             elements.setdefault("raw/var", ElementReader(source, key))
     # No matrix refers to features: the file may have `var` nevertheless, otherwise columns are numbered.
     if not main and "var" not in elements:
-        width = next((p.shape[1] for p in mod.matrices if p.key.split("/")[0] in ("X", "layers")), 0)
-        elements["var"] = lambda: _table_or_numbers(source, f"{prefix}var", width)
+        width = next((p.shape[1] for p in matrices if p.key.split("/")[0] in ("X", "layers")), 0)
         main = f"{prefix}var"
-    features = (lambda: source.features(main)) if main else _nothing
-    return Modality(mod.name, mod.matrices, elements, features, mod.cells)
+
+        def table_or_numbers() -> Any:  # noqa: ANN401  (a pandas frame)
+            try:
+                return source.element(main)
+            except NotFoundError:
+                import pandas as pd
+
+                return pd.DataFrame(index=pd.Index([str(i) for i in range(width)], dtype=str))
+
+        elements["var"] = table_or_numbers
+
+    def features() -> pa.Table:
+        return source.features(main) if main else pa.table({"_index": pa.array([], pa.string())})
+
+    return Modality(name, matrices, elements, features, source.present(f"{prefix}obs") if prefix else None)
 
 
-def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Modality:
+def _join_kinds(source: Source, infos: tuple[MatrixInfo, ...]) -> Modality:
+    """Return feature types of a 10x source as one modality, with their columns concatenated."""
     keys = [info.features for info in infos]
     elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs")}
 
@@ -198,23 +198,10 @@ def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Modality:
     )
 
 
-def _table_or_numbers(source: Source, key: str, n: int) -> Any:  # noqa: ANN401  (a pandas frame)
-    try:
-        return source.element(key)
-    except NotFoundError:
-        import pandas as pd
-
-        return pd.DataFrame(index=pd.Index([str(i) for i in range(n)], dtype=str))
-
-
-def _nothing() -> pa.Table:
-    return pa.table({"_index": pa.array([], pa.string())})
-
-
 class MemoryOutput:
-    """An `OutputFile` that is an object in memory; `made` is the AnnData or MuData once it is published.
+    """An object in memory, written as files are; `made` is the AnnData or MuData once it is published.
 
-    `uri` is what is read, for messages.
+    It takes any name, and elements as they are read. `uri` is what is read, for messages.
     """
 
     in_memory = True
@@ -243,24 +230,22 @@ class MemoryOutput:
     def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
         """Make the object."""
         del header, check
-        matrices = {path: self._matrix(node) for path, node in self._nodes.items() if "encoding-type" in node.attrs}
-        values = {path: value for path, value in matrices.items() if value is not None} | self._elements
+        values: dict[str, Any] = {}
+        for path, node in self._nodes.items():
+            form = node.attrs.get("encoding-type", "").removesuffix("_matrix")
+            if isinstance(node, _Array) and form:
+                values[path] = node.values()
+            elif form in ("csr", "csc"):
+                parts = [self._nodes[f"{path}/{name}"].values() for name in ("data", "indices", "indptr")]
+                shape = tuple(node.attrs["shape"].tolist())
+                values[path] = scipy_matrix(form, tuple(parts), shape, needs_int64(parts[2], parts[1]))
+        values |= self._elements
         with readable(str(self.path), "the object that its elements make"):
             self.made = self._mudata(values) if "mod" in self._nodes else make_anndata(values)
 
     def discard(self) -> None:
         """Forget what was kept."""
         self._nodes, self._elements = {}, {}
-
-    def _matrix(self, node: "_Node") -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-        if isinstance(node, _Array):
-            return node.values()
-        form = node.attrs["encoding-type"].removesuffix("_matrix")
-        if form not in ("csr", "csc"):
-            return None
-        data, indices, indptr = (self._nodes[f"{node.name}/{name}"].values() for name in ("data", "indices", "indptr"))
-        shape = tuple(node.attrs["shape"].tolist())
-        return scipy_matrix(form, (data, indices, indptr), shape, needs_int64(indptr, indices))
 
     def _mudata(self, values: Mapping[str, Any]) -> "MuData":
         parts: dict[str, dict[str, Any]] = {name: {} for name in self._nodes["mod"].attrs["mod-order"]}

@@ -17,7 +17,7 @@ from raggedatlas.formats.anndata.source import (
     read_stored_parts,
     sound,
 )
-from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, open_composite
 from raggedatlas.formats.containers import (
     MAX_ELEMENT_BYTES,
     Container,
@@ -27,7 +27,6 @@ from raggedatlas.formats.containers import (
     is_tree,
     open_hdf5,
     open_zarr,
-    readable,
 )
 from raggedatlas.formats.element_writer import is_nested
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
@@ -54,15 +53,7 @@ def mudata_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) 
     declare more than `max_element_bytes`.
     """
     container = open_zarr(path) if is_tree(path) else open_hdf5(path)
-    try:
-        with readable(container.uri, "its structure"):
-            parts = _stored(container, max_element_bytes)
-        # The stem of `m.zarr.zip` is `m.zarr`.
-        name = path.stem.removesuffix(".zarr")
-        return CompositeSource(parts, name=name, uri=str(path), format="h5mu", close=container.close)
-    except BaseException:
-        container.close()
-        raise
+    return open_composite(container, partial(_read_parts, limit=max_element_bytes), path, "h5mu")
 
 
 def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuData, whose package is optional)
@@ -104,7 +95,7 @@ def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuD
     return CompositeSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
 
 
-def _stored(container: Container, limit: int) -> SourceParts:
+def _read_parts(container: Container, limit: int) -> SourceParts:
     if container.get("mod") is None:
         raise SourceError(f"{container.uri}: there is no group 'mod'; it is no MuData.")
     n_cells = frame_length(container, "obs")
@@ -121,6 +112,16 @@ def _stored(container: Container, limit: int) -> SourceParts:
             left_out[f"mod/{name}"] = "a MuData within a MuData"
         else:
             mods[name] = read_stored_parts(container, f"mod/{name}/", limit)
+
+    def read_beside(key: str) -> Any:  # noqa: ANN401  (any member of obsm)
+        value = read_element(container, key)
+        n_rows = getattr(value, "shape", (n_cells,))[0]
+        if n_rows != n_cells:
+            raise SourceError(
+                f"{container.uri}: {key} has {n_rows:,} rows, but there are {n_cells:,} cells; write it again, or leave it out."
+            )
+        return value
+
     maps = {m: container.whole(f"obsmap/{m}", n_cells) for m in mods if container.get(f"obsmap/{m}") is not None}
     matrices = []
     elements: dict[str, Callable[[], Any]] = {}
@@ -139,7 +140,7 @@ def _stored(container: Container, limit: int) -> SourceParts:
             matrices.append(MatrixPart.of(f"obsm/{key}", DenseRows(node, place)))
         else:
             left_out[f"obsm/{key}"] = describe_node(node)
-            elements[f"obsm/{key}"] = partial(_read_beside, container, f"obsm/{key}", n_cells)
+            elements[f"obsm/{key}"] = partial(read_beside, f"obsm/{key}")
     if frame_length(container, "var") is not None:
         elements["var"] = partial(read_frame, container, "var")
     elements |= {f"varmap/{m}": partial(container.whole, f"varmap/{m}") for m in container.names("varmap")}
@@ -157,16 +158,6 @@ def _stored(container: Container, limit: int) -> SourceParts:
     return _joined(whole, mods, maps, container.uri)
 
 
-def _read_beside(container: Container, key: str, n_cells: int) -> Any:  # noqa: ANN401  (any member of obsm)
-    value = read_element(container, key)
-    n_rows = getattr(value, "shape", (n_cells,))[0]
-    if n_rows != n_cells:
-        raise SourceError(
-            f"{container.uri}: {key} has {n_rows:,} rows, but there are {n_cells:,} cells; write it again, or leave it out."
-        )
-    return value
-
-
 def _joined(whole: SourceParts, mods: Mapping[str, SourceParts], maps: Mapping[str, Any], uri: str) -> SourceParts:
     cells_of = {name: _cells_of(name, part, whole, maps.get(name), uri) for name, part in mods.items()}
     matrices = list(whole.matrices)
@@ -178,7 +169,14 @@ def _joined(whole: SourceParts, mods: Mapping[str, SourceParts], maps: Mapping[s
     tables = dict(whole.tables)
     others: list[MatrixPart] = []
     for name, part in mods.items():
-        placed = _with_space(part, SPACES.get(name.lower(), "")).under(f"mod/{name}/")
+        # Feature types take precedence over the name of the modality.
+        named = tuple(
+            replace(matrix, info=replace(matrix.info, space=SPACES.get(name.lower(), "")))
+            if matrix.info.space == "gene_expression"
+            else matrix
+            for matrix in part.matrices
+        )
+        placed = replace(part, matrices=named).under(f"mod/{name}/")
         elements |= {f"mod/{name}/obs": part.cells, **placed.elements}
         others += placed.others
         matrices += placed.matrices
@@ -196,18 +194,24 @@ def _joined(whole: SourceParts, mods: Mapping[str, SourceParts], maps: Mapping[s
     )
 
 
-def _with_space(part: SourceParts, space: str) -> SourceParts:
-    matrices = []
-    for matrix in part.matrices:
-        # Feature types take precedence over the name of the modality.
-        known = matrix.info.space if matrix.info.space != "gene_expression" else space
-        matrices.append(replace(matrix, info=replace(matrix.info, space=known if matrix.info.space else "")))
-    return replace(part, matrices=tuple(matrices))
-
-
 def _cells_of(name: str, part: SourceParts, whole: SourceParts, stated: Any, uri: str) -> NDArray[np.int64]:  # noqa: ANN401
     if stated is None:
-        return _cells_by_name(name, part, whole, uri)
+        index, own = whole.cells().index, part.cells().index
+        # Names may repeat where none has to be looked up.
+        if part.n_cells == whole.n_cells and index.equals(own):
+            return np.arange(whole.n_cells)
+        if not index.is_unique or not own.is_unique:
+            raise SourceError(
+                f"{uri}: modality {name!r} can only be placed by the names of its cells, and these repeat; make obs_names unique "
+                "and call update() on the MuData."
+            )
+        named: NDArray[np.int64] = index.get_indexer(own).astype(np.int64)
+        if (named < 0).any():
+            raise SourceError(
+                f"{uri}: cell {own[int((named < 0).argmax())]!r} of modality {name!r} does not stand in the global obs; "
+                "call update() on the MuData."
+            )
+        return named
     # `obsmap` has for each cell of the file its row in the modality, counted from 1, or 0.
     positions = np.asarray(stated).ravel().astype(np.int64)
     cells = np.flatnonzero(positions > 0)
@@ -220,25 +224,6 @@ def _cells_of(name: str, part: SourceParts, whole: SourceParts, stated: Any, uri
     out = np.empty(part.n_cells, np.int64)
     out[rows] = cells
     return out
-
-
-def _cells_by_name(name: str, part: SourceParts, whole: SourceParts, uri: str) -> NDArray[np.int64]:
-    index, own = whole.cells().index, part.cells().index
-    # Names may repeat where none has to be looked up.
-    if part.n_cells == whole.n_cells and index.equals(own):
-        return np.arange(whole.n_cells)
-    if not index.is_unique or not own.is_unique:
-        raise SourceError(
-            f"{uri}: modality {name!r} can only be placed by the names of its cells, and these repeat; make obs_names unique "
-            "and call update() on the MuData."
-        )
-    cells: NDArray[np.int64] = index.get_indexer(own).astype(np.int64)
-    if (cells < 0).any():
-        raise SourceError(
-            f"{uri}: cell {own[int((cells < 0).argmax())]!r} of modality {name!r} does not stand in the global obs; "
-            "call update() on the MuData."
-        )
-    return cells
 
 
 def _cells(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -24,7 +24,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.formats.containers import filter_available
-from raggedatlas.formats.element_writer import write_any
+from raggedatlas.formats.element_writer import write_element
 from raggedatlas.store.byte_filters import deflate, shuffle
 from raggedatlas.store.codecs import EncodedChunks
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, submit, warnings_as
@@ -49,7 +49,8 @@ class PageFlusher:
         if self._pending >= STEP_BYTES and (self._running is None or self._running.done()):
             self._join()
             self._pending = 0
-            self._running = submit(_sync, self._file.fileno())
+            # macOS has no fdatasync.
+            self._running = submit(getattr(os, "fdatasync", os.fsync), self._file.fileno())
 
     def write(self, at: int, left: memoryview) -> None:
         """Write bytes at an offset, and note them."""
@@ -82,11 +83,6 @@ class PageFlusher:
         if self._running is not None:
             self._running.result()
             self._running = None
-
-
-def _sync(file: int) -> None:
-    # macOS has no fdatasync.
-    getattr(os, "fdatasync", os.fsync)(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +157,6 @@ def compression_of(asked: str | None) -> Compression:
     return make(int(text) if colon else usual)
 
 
-def require_plugin(compression: Compression) -> None:
-    """Raise if the HDF5 plugin of a compression is not installed."""
-    if compression.plugin and not filter_available(compression.plugin):
-        raise MissingExtraError(
-            f"HDF5 files with {compression.name} need a plugin, to write as to read them; install raggedatlas[plugins]."
-        )
-
-
 def _zstd(level: int) -> Compression:
     from numcodecs import Zstd
 
@@ -204,11 +192,20 @@ BATCH_BYTES = 4 << 20
 class Appender:
     """Appends rows to an array of h5py or zarr, in complete chunks until `flush`.
 
-    `unit` is the number of rows per write; `grows` tells whether the array is resized as rows are appended.
+    `unit` is the number of rows per write; `grows` tells whether the array is resized as rows are appended. `put` takes
+    the first row of each write and its rows; by default they are assigned.
     """
 
-    def __init__(self, array: Any, unit: int, *, grows: bool) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        array: Any,  # noqa: ANN401
+        unit: int,
+        *,
+        grows: bool,
+        put: Callable[[int, NDArray[Any]], None] | None = None,
+    ) -> None:
         self.array, self._unit, self._grows = array, unit, grows
+        self._put = put or self._assign
         self.n_rows = 0
         self._n_written = 0
         self._pending: list[NDArray[Any]] = []
@@ -253,66 +250,8 @@ class Appender:
         if self._grows:
             self.array.resize((self._n_written,))
 
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
+    def _assign(self, start: int, rows: NDArray[Any]) -> None:
         self.array[start : start + len(rows)] = rows
-
-
-class ContiguousAppender(Appender):
-    """Appends to a contiguous HDF5 dataset of final shape, whose space in the file was allocated on creation.
-
-    `writeback` is the flusher of the same file.
-    """
-
-    def __init__(self, dataset: Any, writeback: PageFlusher) -> None:  # noqa: ANN401
-        super().__init__(dataset, 1, grows=False)
-        self._writeback, self._offset = writeback, int(dataset.id.get_offset())
-        self._row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
-
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
-        left = memoryview(np.ascontiguousarray(rows, self.array.dtype).reshape(-1).view(np.uint8).data)
-        self._writeback.write(self._offset + start * self._row_bytes, left)
-
-
-class ChunkAppender(Appender):
-    """Appends to an HDF5 dataset whose chunks span all axes but the first.
-
-    Chunks are compressed in threads instead of by HDF5's filters: `compress` takes the shuffled bytes of one chunk;
-    None for a dataset without filters. `writeback` is the flusher of the same file.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,  # noqa: ANN401
-        compress: Callable[[Any], bytes] | None,
-        writeback: PageFlusher,
-        *,
-        grows: bool,
-    ) -> None:
-        self._chunks: tuple[int, ...] = dataset.chunks
-        self._compress, self._writeback = compress, writeback
-        chunk_bytes = int(np.prod(self._chunks, dtype=np.int64)) * dataset.dtype.itemsize
-        super().__init__(dataset, self._chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
-
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
-        step = self._chunks[0]
-        rows = np.ascontiguousarray(rows)
-        starts = range(0, len(rows), step)
-        n_batches = max(1, min(len(starts), 2 * DECODE_THREADS))
-        batches = [starts[i::n_batches] for i in range(n_batches)]
-        encoded = dict(
-            pair for batch in map_decode(lambda batch: self._encoded_chunks(rows, batch), batches) for pair in batch
-        )
-        beyond = (0,) * (len(self._chunks) - 1)
-        for at in starts:
-            self.array.id.write_direct_chunk((start + at, *beyond), encoded[at])
-            self._writeback.note(len(encoded[at]))
-
-    def _encoded_chunks(self, rows: NDArray[Any], batch: range) -> list[tuple[int, Any]]:
-        return [(at, self._chunk(rows[at : at + self._chunks[0]])) for at in batch]
-
-    def _chunk(self, rows: NDArray[Any]) -> Any:  # noqa: ANN401  (any buffer)
-        flat = _whole_chunk(rows, self._chunks).reshape(-1)
-        return flat.view(np.uint8) if self._compress is None else self._compress(shuffle(flat))
 
 
 class ShardAppender(Appender):
@@ -332,7 +271,9 @@ class ShardAppender(Appender):
         self._encoded_chunks: list[bytes] = []
         self._n_files = 0
         chunk_bytes = int(np.prod(array.chunks, dtype=np.int64)) * array.dtype.itemsize
-        super().__init__(array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
+        super().__init__(
+            array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows, put=self._encode_rows
+        )
 
     def flush(self) -> None:
         """Write pending rows and resize the array once, because its metadata is a separate file."""
@@ -343,11 +284,16 @@ class ShardAppender(Appender):
     def _lengthen(self) -> None:
         """Do nothing; `flush` resizes the array."""
 
-    def _put(self, start: int, rows: NDArray[Any]) -> None:
-        del start  # chunks are appended in order
+    def _encode_rows(self, _: int, rows: NDArray[Any]) -> None:
+        # Chunks are appended in order.
         step = self._chunk_shape[0]
         rows = np.ascontiguousarray(rows, self.array.dtype.newbyteorder("<"))
-        self._encoded_chunks += map_decode(lambda at: self._chunk(rows[at : at + step]), range(0, len(rows), step))
+
+        def encode(at: int) -> bytes:
+            chunk = _whole_chunk(rows[at : at + step], self._chunk_shape)
+            return chunk.tobytes() if self._encode is None else bytes(self._encode(chunk))
+
+        self._encoded_chunks += map_decode(encode, range(0, len(rows), step))
         self._sync(self._per_file)
 
     def _sync(self, least: int) -> None:
@@ -367,10 +313,6 @@ class ShardAppender(Appender):
                 file.writelines(pieces)
             self._n_files += 1
 
-    def _chunk(self, rows: NDArray[Any]) -> bytes:
-        rows = _whole_chunk(rows, self._chunk_shape)
-        return rows.tobytes() if self._encode is None else bytes(self._encode(rows))
-
 
 def _whole_chunk(rows: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     # Chunks are stored with their full size, also at the end of the array.
@@ -387,38 +329,8 @@ TILE_CHUNKS = 4
 """Such chunks that are one of Zarr 2, which has a file for each: about as large as those of zarr-python."""
 
 
-class OutputFile(Protocol):
-    """A tree that is being written out of sight.
-
-    One that is `in_memory` takes any name, and elements as they are read.
-    """
-
-    path: Path
-    in_memory: bool
-
-    def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
-        """Return a group, created if necessary, with these encoding attributes."""
-        ...
-
-    def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Create an array to append to; a shape of None is one axis of unknown length. All rows of a known shape must be written."""
-        ...
-
-    def element(self, path: str, value: Any) -> None:  # noqa: ANN401
-        """Write a complete element."""
-        ...
-
-    def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
-        """Close the file, check the complete one and rename it to its final path."""
-        ...
-
-    def discard(self) -> None:
-        """Remove the temporary file or folder."""
-        ...
-
-
 class Hdf5Output:
-    """An HDF5 file that is being written; `path` is its final path.
+    """An HDF5 file that is being written out of sight; `path` is its final path.
 
     `compression` is that of the larger arrays, as `compression_of` takes it. `userblock` bytes are kept free at the
     front, for the header that MuData files carry.
@@ -430,7 +342,10 @@ class Hdf5Output:
         import h5py
 
         self._compression = compression_of(compression)
-        require_plugin(self._compression)
+        if self._compression.plugin and not filter_available(self._compression.plugin):
+            raise MissingExtraError(
+                f"HDF5 files with {self._compression.name} need a plugin, to write as to read them; install raggedatlas[plugins]."
+            )
         self.path, self._overwrite = path, overwrite
         self._hidden = partial_path(path, overwrite=overwrite)
         with writable(path):
@@ -442,7 +357,7 @@ class Hdf5Output:
         return _encoded(self._file.require_group(path) if path else self._file, encoding)
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Create an array to append to."""
+        """Create an array to append to; a shape of None is one axis of unknown length. All rows of a known shape must be written."""
         with writable(self.path):
             if shape is None:
                 made = self._file.create_dataset(
@@ -463,22 +378,52 @@ class Hdf5Output:
                 group = self._file.require_group(parent) if parent else self._file
                 kind, room = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape)
                 made = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, room, how))
-                return ContiguousAppender(made, self._writeback)
+                offset = int(made.id.get_offset())
+                row_bytes = made.dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+
+                def put(start: int, rows: NDArray[Any]) -> None:
+                    left = memoryview(np.ascontiguousarray(rows, made.dtype).reshape(-1).view(np.uint8).data)
+                    self._writeback.write(offset + start * row_bytes, left)
+
+                return Appender(made, 1, grows=False, put=put)
             made = self._file.create_dataset(path, shape, dtype, chunks=_row_chunks(shape), **self._compression.hdf5)
             return self._chunked(made)
 
     def _chunked(self, made: Any) -> Appender:  # noqa: ANN401  (h5py.Dataset)
-        grows = made.maxshape[0] is None
-        if self._compression.chunk is not None or not self._compression.hdf5:
-            return ChunkAppender(made, self._compression.chunk, self._writeback, grows=grows)
-        return Appender(made, made.chunks[0], grows=grows)
+        """Return what appends to a dataset whose chunks span all axes but the first."""
+        grows, chunks, compress = made.maxshape[0] is None, made.chunks, self._compression.chunk
+        step = chunks[0]
+        if compress is None and self._compression.hdf5:
+            return Appender(made, step, grows=grows)
+
+        def put(start: int, rows: NDArray[Any]) -> None:
+            # In threads instead of by HDF5's filters.
+            rows = np.ascontiguousarray(rows)
+            starts = range(0, len(rows), step)
+            n_batches = max(1, min(len(starts), 2 * DECODE_THREADS))
+            batches = [starts[i::n_batches] for i in range(n_batches)]
+
+            def encode(batch: range) -> list[tuple[int, Any]]:
+                whole = ((at, _whole_chunk(rows[at : at + step], chunks).reshape(-1)) for at in batch)
+                return [
+                    (at, flat.view(np.uint8) if compress is None else compress(shuffle(flat))) for at, flat in whole
+                ]
+
+            encoded = dict(pair for batch in map_decode(encode, batches) for pair in batch)
+            beyond = (0,) * (len(chunks) - 1)
+            for at in starts:
+                made.id.write_direct_chunk((start + at, *beyond), encoded[at])
+                self._writeback.note(len(encoded[at]))
+
+        chunk_bytes = int(np.prod(chunks, dtype=np.int64)) * made.dtype.itemsize
+        return Appender(made, step * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows, put=put)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a complete element."""
         with writable(self.path, path):
             # Tables use gzip so that they are readable without plugins; anndata removes compression from scalars, but not the shuffle filter.
             options = {"compression": "gzip", "compression_opts": 1} if self._compression.hdf5 else {}
-            write_any(self._file, path, value, options)
+            write_element(self._file, path, value, options)
 
     def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
         """Close the file, check the complete one and rename it to its final path."""
@@ -540,7 +485,7 @@ class ZarrOutput:
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a complete element."""
         with writable(self.path, path):
-            write_any(self._root, path, value, {})
+            write_element(self._root, path, value, {})
 
     def publish(self, header: bytes, check: Callable[[Path], None]) -> None:
         """Consolidate the metadata, check the folder and rename it to its final path."""

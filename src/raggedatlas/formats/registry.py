@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, TypeGuard, cast
 
 from raggedatlas.errors import NotFoundError, SourceError, StoreError
-from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, is_zip, open_hdf5, open_zarr, readable
+from raggedatlas.formats.containers import HDF5_ENDINGS, Container, attribute, open_hdf5, open_zarr, readable
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
 from raggedatlas.model.wings import built_in_wings, every_wing, installed_wings
@@ -153,13 +153,7 @@ def find_writer(path: Address) -> Callable[..., Sink] | None:
 
 
 def written_endings() -> list[str]:
-    """Return the endings that can be written, of formats and of wings.
-
-    Examples
-    --------
-    >>> {".h5ad", ".zarr", ".cxg"} <= set(written_endings())
-    True
-    """
+    """Return the endings that can be written, of formats and of wings."""
     return [*WRITERS, *(suffix for wing in every_wing() for suffix in wing.writers)]
 
 
@@ -209,56 +203,41 @@ def detect(path: AnyPath) -> str:
     The format of an installed extension is the suffix that it is registered for; suffixes of built-in formats cannot be
     taken over.
     """
-    if isinstance(path, Location):
-        return _detect_remote(path)
-    # `exists` raises for a name that is too long and for a folder that may not be searched.
-    try:
-        there = path.exists()
-    except OSError as error:
-        raise StoreError(f"{path!s:.200}: {failure(error)}") from error
-    if not there:
-        raise NotFoundError(f"There is no file or folder {path}; check the path.")
+    if not isinstance(path, Location):
+        # `exists` raises for a name that is too long and for a folder that may not be searched.
+        try:
+            there = path.exists()
+        except OSError as error:
+            raise StoreError(f"{path!s:.200}: {failure(error)}") from error
+        if not there:
+            raise NotFoundError(f"There is no file or folder {path}; check the path.")
     if _is_extension(path):
         return path.suffix
-    if path.is_dir():
+    # Of a remote path the ending decides, which costs no request.
+    if isinstance(path, Location) or not path.is_dir():
+        if path.suffix in HDF5_ENDINGS:
+            return _hdf5_kind(open_hdf5(path), path)
+        if path.name.endswith(MATRICES):
+            return "10x-mtx"
+        if path.suffix == ".zip":
+            with readable(str(path), "its structure"), path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                names = set(archive.namelist())
+            if not names & {"zarr.json", ".zgroup"}:
+                raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
+            # A remote one is copied, and looked into then.
+            return "zarr" if isinstance(path, Location) else _zarr_kind(path)
+    if not isinstance(path, Location):
+        if not path.is_dir():
+            raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
         kind = _folder_kind(path)
-        if kind:
-            return _zarr_kind(path) if kind == "zarr" else kind
-        raise SourceError(
-            f"{path} is a folder without matrix.mtx, zarr.json, .zgroup or the arrays of a CXG; {SUPPORTED} can be read."
-        )
-    if is_zip(path):
-        return _zip_kind(path)
-    if path.name.endswith(MATRICES):
-        return "10x-mtx"
-    if path.suffix not in HDF5_ENDINGS:
-        raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
-    return _hdf5_kind(open_hdf5(path), path)
-
-
-def _zip_kind(path: AnyPath) -> str:
-    with readable(str(path), "its structure"), path.open("rb") as file, zipfile.ZipFile(file) as archive:
-        names = set(archive.namelist())
-    if names & {"zarr.json", ".zgroup"}:
-        # A remote one is copied, and looked into then.
-        return "zarr" if isinstance(path, Location) else _zarr_kind(path)
-    raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
-
-
-def _detect_remote(path: Location) -> str:
-    """Return the format of a file in an object store or on a web server, with as few requests as possible."""
-    if _is_extension(path):
-        return path.suffix
-    if path.suffix in HDF5_ENDINGS:
-        return _hdf5_kind(open_hdf5(path), path)
-    if path.suffix == ".zip":
-        return _zip_kind(path)
-    if path.name.endswith(MATRICES):
-        return "10x-mtx"
+        if not kind:
+            raise SourceError(
+                f"{path} is a folder without matrix.mtx, zarr.json, .zgroup or the arrays of a CXG; {SUPPORTED} can be read."
+            )
+        return _zarr_kind(path) if kind == "zarr" else kind
     if (path / "zarr.json").is_file() or (path / ".zgroup").is_file():
         return _zarr_kind(path)
-    kind = _folder_kind(path)
-    if kind:
+    if kind := _folder_kind(path):
         return kind
     if path.is_web or not path.exists():
         raise NotFoundError(f"There is no file or folder {path} that can be read; {SUPPORTED} can. Check the address.")

@@ -37,28 +37,14 @@ _GROUP_MARKS = ("__tiledb_group.tdb", "__group")
 
 
 def tiledb_kind(path: AnyPath) -> TiledbKind | None:
-    """Return whether a folder is a TileDB array or group, from its files; TileDB is not needed.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> tiledb_kind(Path("tests/data")) is None
-    True
-    """
+    """Return whether a folder is a TileDB array or group, from its files; TileDB is not needed."""
     if any((path / mark).exists() for mark in _ARRAY_MARKS):
         return "array"
     return "group" if any((path / mark).exists() for mark in _GROUP_MARKS) else None
 
 
 def is_soma(path: AnyPath) -> bool:
-    """Return whether a folder is a SOMA experiment, by its members: TileDB is not needed.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> is_soma(Path("tests/data"))
-    False
-    """
+    """Return whether a folder is a SOMA experiment, by its members: TileDB is not needed."""
     kinds = (tiledb_kind(path), tiledb_kind(path / "obs"), tiledb_kind(path / "ms"))
     return kinds == ("group", "array", "group")
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, FeatureError, QueryError
+from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.formats.composite_source import MatrixPart, SourceParts
 from raggedatlas.formats.containers import axes_of
-from raggedatlas.formats.matrix_readers import RowReader
+from raggedatlas.formats.matrix_readers import MatrixSubset, refuse_beyond
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import (
     INDEX,
@@ -25,12 +25,10 @@ from raggedatlas.model.frames import (
     remove_unused_categories,
 )
 from raggedatlas.model.ids import column_name
-from raggedatlas.model.protocols import NARROW
 from raggedatlas.model.terms import TermSource
 from raggedatlas.store.filters import Columns, Filter, to_sql, warn_of_unknown
 from raggedatlas.store.location import Location
 from raggedatlas.store.ontologies import packaged_ontologies, read_packaged
-from raggedatlas.store.sparse import remap_csr
 from raggedatlas.store.sql_parser import as_filter
 from raggedatlas.store.tables import Tables
 
@@ -55,11 +53,6 @@ def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
 
     `where` is as for `Query.where`, over the columns of the file; the index is ``cell_name``. Warns with
     `UnknownValueWarning` about a comparison with a text that no cell has.
-
-    Examples
-    --------
-    >>> filter_cells(pa.table({"_index": ["a", "b"], "n.genes": [1, 2]}), "n.genes > 1 AND cell_name = 'b'").tolist()
-    [1]
     """
     arrays, fields = [pa.array(np.arange(cells.num_rows, dtype=np.int64))], [pa.field(ROW, pa.int64())]
     taken = {ROW, *(CELL_NAME for name in cells.column_names if name == INDEX)}
@@ -122,11 +115,6 @@ def find_features(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]
 
     `features` is what `Source.features` returns; the result, (n,), is in the order of `names`. Raises `FeatureError`
     for a name that is unknown or ambiguous, and for two names of one feature.
-
-    Examples
-    --------
-    >>> find_features(pa.table({"_index": ["g1", "g2"], "symbol": ["CD4", "CD8A"]}), ["CD8A", "g1"]).tolist()
-    [1, 0]
     """
     columns = [INDEX, *(name for name in NAMES if name in features.column_names)]
     places: list[dict[str, list[int]]] = []
@@ -154,10 +142,8 @@ def find_features(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]
     return rows
 
 
-def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  # noqa: ANN401
-    """Return rows (or columns) of a frame, a table, an array, a SciPy matrix or an awkward array; None is all."""
-    if chosen is None:
-        return value
+def take(value: Any, chosen: NDArray[np.int64], axis: int = 0) -> Any:  # noqa: ANN401
+    """Return rows (or columns) of a frame, a table, an array, a SciPy matrix or an awkward array."""
     if isinstance(value, ColumnTable):
         return value.take(chosen)
     if isinstance(value, pa.Table):
@@ -204,66 +190,8 @@ def subset_colors(
     all_colors, categories = np.atleast_1d(np.asarray(colors)), column.cat.categories
     if len(all_colors) != len(categories):
         return None
-    return all_colors[categories.isin(remove_unused_categories(take(column, rows)).cat.categories)]
-
-
-def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:
-    """Return some rows and columns, each in the order given, of a block with the layer ``"values"``; None is all.
-
-    If columns are selected, entries of a row are ordered by column.
-    """
-    if rows is None and columns is None:
-        return block
-    values = block.layers["values"]
-    if isinstance(block, DenseBlock):
-        return DenseBlock({"values": take(take(values, rows), columns, 1)})
-    pointers, indices = block.indptr, block.indices
-    if rows is not None:
-        lengths = np.diff(pointers)[rows]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        # Source position of each entry: its position in the result, shifted to where its row begins in the block.
-        entries = np.arange(starts[-1]) + np.repeat(pointers[rows] - starts[:-1], lengths)
-        pointers, indices, values = starts, indices[entries], values[entries]
-    if columns is None:
-        return CsrBlock(pointers, indices, {"values": values}, block.n_cols)
-    column_map = np.full(block.n_cols, -1, np.int64)
-    column_map[columns] = np.arange(len(columns))
-    pointers, indices, values = remap_csr(pointers, indices, values, column_map, len(columns))
-    return CsrBlock(pointers, indices, {"values": values}, len(columns))
-
-
-class SelectedRows:
-    """Some rows, and columns, of a matrix: `rows` and `columns`, each (n,) and ascending; `columns` of None is all.
-
-    Raises `CorruptError` if the matrix has fewer rows or columns than are selected from.
-    """
-
-    def __init__(self, matrix: RowReader, rows: NDArray[np.int64], columns: NDArray[np.int64] | None = None) -> None:
-        for selected, n in zip((rows, columns), matrix.shape, strict=False):
-            _refuse_beyond(selected, n, "A matrix")
-        self._matrix, self._rows, self._columns = matrix, rows, columns
-        self.form, self.dtype, self.n_entries = matrix.form, matrix.dtype, matrix.n_entries
-        self.wide: tuple[bool, bool] = getattr(matrix, "wide", NARROW)
-        width = matrix.shape[1:] if columns is None else (len(columns),)
-        self.shape = (len(rows), *width)
-
-    def stop(self, start: int, stop: int) -> int:
-        """Return the end of one step."""
-        if stop <= start:
-            return stop
-        # The rows between are read too, and count for what a step may hold.
-        last = self._matrix.stop(int(self._rows[start]), int(self._rows[stop - 1]) + 1)
-        return max(start + 1, int(np.searchsorted(self._rows, last)))
-
-    def read(self, start: int, stop: int) -> Block:
-        """Read rows ``[start, stop)`` of the selected ones."""
-        rows = self._rows[start:stop]
-        first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
-        return subset_block(self._matrix.read(first, last), rows - first, self._columns)
-
-    def close(self) -> None:
-        """Close the matrix."""
-        self._matrix.close()
+    chosen = column if rows is None else take(column, rows)
+    return all_colors[categories.isin(remove_unused_categories(chosen).cat.categories)]
 
 
 def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
@@ -295,40 +223,31 @@ def select_cells(parts: SourceParts, rows: NDArray[np.int64]) -> SourceParts:
         if not axes:
             return part
         own = noted(part.info.key)
-        made = SelectedRows(part.rows, own, own if axes > 1 else None)
+        made = MatrixSubset(part.rows, own, own if axes > 1 else None)
         # As many entries as before at most: rows without their number of entries need not be read for it.
         return MatrixPart(replace(part.info, shape=made.shape, exact=False), made)
 
     def element(key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
         value, own = parts.elements[key](), chosen(key)
         for axis in range(_cell_axes(key)):
-            _refuse_beyond(own, value.shape[axis] if hasattr(value, "shape") else len(value), key)
+            refuse_beyond(own, value.shape[axis] if hasattr(value, "shape") else len(value), key)
             value = take(value, own, axis)
         return value
+
+    def open_table(opener: Callable[[], ColumnTable | None], own: NDArray[np.int64]) -> ColumnTable | None:
+        table = opener()
+        return None if table is None else table.take(own)
 
     matrices = tuple(select(part) for part in parts.matrices)
     others = tuple(select(part) for part in parts.others)
     for key in parts.present:
         noted(key)
-    tables = {key: partial(_selected_table, open_table, noted(key)) for key, open_table in parts.tables.items()}
+    tables = {key: partial(open_table, opener, noted(key)) for key, opener in parts.tables.items()}
     elements = {key: partial(element, key) if _cell_axes(key) else read for key, read in parts.elements.items()}
     return replace(
         parts, n_cells=len(rows), cells=lambda: take(parts.cells(), rows), matrices=matrices, others=others, present=present,
         elements=elements, tables=tables,
     )  # fmt: skip
-
-
-def _refuse_beyond(selected: NDArray[np.int64] | None, n: int, what: str) -> None:
-    """Raise if rows or columns are selected that are not there: a damaged record can give a dataset the rows of another."""
-    if selected is not None and len(selected) and selected[-1] >= n:
-        raise CorruptError(
-            f"{what} has {n:,} cells where {int(selected[-1]) + 1:,} or more are expected; run validate('deep')."
-        )
-
-
-def _selected_table(open_table: Callable[[], ColumnTable | None], rows: NDArray[np.int64]) -> ColumnTable | None:
-    table = open_table()
-    return None if table is None else table.take(rows)
 
 
 def _cell_axes(key: str) -> int:
@@ -340,8 +259,6 @@ def _cell_axes(key: str) -> int:
 
 def hstack_blocks(blocks: Sequence[Block]) -> Block:
     """Concatenate the columns of several blocks of the same rows."""
-    if len(blocks) == 1:
-        return blocks[0]
     if isinstance(blocks[0], DenseBlock):
         return DenseBlock({"values": np.concatenate([block.layers["values"] for block in blocks], axis=1)})
     from scipy.sparse import csr_array, hstack

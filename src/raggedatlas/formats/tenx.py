@@ -14,16 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, NotFoundError, SourceError
-from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
+from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts, open_composite
+from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import (
-    ColumnSubset,
     CsrRows,
     MatrixLocation,
+    MatrixSubset,
     RowReader,
     SortedRows,
-    SparseArrays,
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, checked_names
 from raggedatlas.model.protocols import MatrixForm
@@ -68,15 +67,7 @@ def tenx_h5_source(path: AnyPath, genome: str | None = None) -> CompositeSource:
 
     `genome` names the genome, for Cell Ranger 2 files with several.
     """
-    container = open_hdf5(path)
-    try:
-        with readable(container.uri, "its structure"):
-            group = _group(container, genome)
-            parts = _h5_parts(container, group)
-        return CompositeSource(parts, name=path.stem, uri=str(path), format="10x-h5", close=container.close)
-    except BaseException:
-        container.close()
-        raise
+    return open_composite(open_hdf5(path), partial(_h5_parts, genome=genome), path, "10x-h5")
 
 
 def tenx_mtx_source(path: Path) -> CompositeSource:
@@ -204,11 +195,12 @@ def _group(container: Container, genome: str | None) -> str:
     raise SourceError(f"{container.uri} holds the genomes {genomes}{lacks}; choose one with genome=...")
 
 
-def _h5_parts(container: Container, group: str) -> SourceParts:
+def _h5_parts(container: Container, genome: str | None) -> SourceParts:
+    group = _group(container, genome)
     shape = container.whole(f"{group}/shape", 2)
     n_features, n_cells = int(shape[0]), int(shape[1])
-    arrays = [container.get(f"{group}/{name}") for name in ("indptr", "indices", "data")]
-    if not all(is_array(array) for array in arrays):
+    arrays = {name: container.get(f"{group}/{name}") for name in ("indptr", "indices", "data")}
+    if not all(is_array(array) for array in arrays.values()):
         raise SourceError(f"{container.uri}: {group} lacks one of indptr, indices, data; the file is not complete.")
     barcodes = partial(_texts, container, f"{group}/barcodes", n_cells)
     place = MatrixLocation(container.uri, group, lambda row: str(barcodes()[row]))
@@ -216,7 +208,7 @@ def _h5_parts(container: Container, group: str) -> SourceParts:
     # Features by cells in CSC are cells by features in CSR. Each feature type gets a reader of its own,
     # because a reader decodes each chunk only once if its rows are requested in ascending order.
     def rows() -> CsrRows:
-        return CsrRows(SparseArrays(arrays[0], arrays[1], arrays[2], (n_cells, n_features)), place)
+        return CsrRows(arrays, (n_cells, n_features), place)
 
     table, left_out = _feature_table(container, group, n_features)
     left_out |= {f"attrs/{name}": str(value) for name, value in container.root.attrs.items()}
@@ -273,7 +265,8 @@ def _split(
     parts, features = [], {}
     for kind in types:
         columns = np.flatnonzero(kinds == kind)
-        parts.append(MatrixPart.of(f"X:{kind}", ColumnSubset(reader(), columns), f"var:{kind}", SPACES.get(kind, "")))
+        rows = MatrixSubset(reader(), None, columns)
+        parts.append(MatrixPart.of(f"X:{kind}", rows, f"var:{kind}", SPACES.get(kind, "")))
         features[f"var:{kind}"] = partial(_feature_table_of, table, columns)
     return SourceParts(whole.shape[0], lambda: texts_to_arrow(barcodes(), {}), tuple(parts), features, left_out)
 
@@ -293,20 +286,6 @@ DTYPES = {"integer": np.dtype(np.int64), "real": np.dtype(np.float64), "pattern"
 """Field of the header -> dtype of the values."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarketHeader:
-    """Header of a Market-matrix file, as it is stated there."""
-
-    field: str  # "integer", "real" or "pattern"
-    shape: tuple[int, int]
-    n_entries: int
-
-
-def _width(header: MarketHeader) -> int:
-    """Return how many numbers an entry has."""
-    return 2 if header.field == "pattern" else 3
-
-
 class MarketRows(SortedRows):
     """Reads a coordinate file by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
 
@@ -320,49 +299,49 @@ class MarketRows(SortedRows):
     def __init__(self, path: Path, shape: tuple[int, int], place: MatrixLocation, *, by_cells: bool = False) -> None:
         self._path, self._place, self._by_cells = path, place, by_cells
         with _opened(path) as file:
-            self._header = _read_header(file, path)
-        if self._header.shape != (shape if by_cells else shape[::-1]):
+            self._field, self._stated, n_entries = _read_header(file, path)
+        if self._stated != (shape if by_cells else shape[::-1]):
             raise SourceError(
-                f"{path} has shape {self._header.shape}, but the tables next to it have {shape[1]:,} features and {shape[0]:,} "
+                f"{path} has shape {self._stated}, but the tables next to it have {shape[1]:,} features and {shape[0]:,} "
                 f"barcodes; a file of {'barcodes by features' if by_cells else 'features by barcodes'} is expected. Put the files of one run together."
             )
         # Each entry takes a digit and a space or line break for each of its numbers; deflate packs up to 1,032 bytes in one.
+        self._width = 2 if self._field == "pattern" else 3
         room = (path.stat().st_size + 1) * (1032 if path.suffix == ".gz" else 1)
-        if self._header.n_entries * 2 * _width(self._header) > room:
+        if n_entries * 2 * self._width > room:
             raise SourceError(
-                f"{path} announces {self._header.n_entries:,} entries, more than a file of its size can have; it was cut short or "
+                f"{path} announces {n_entries:,} entries, more than a file of its size can have; it was cut short or "
                 "changed. Fetch it again."
             )
         self.shape = shape
-        self.dtype = DTYPES[self._header.field]
+        self.dtype = DTYPES[self._field]
         self.entry_bytes = 16
-        self.n_entries = self._header.n_entries
+        self.n_entries = n_entries
 
     def fill(self, sort: ExternalRowSort) -> None:
         """Add all entries to a sort."""
-        n_read = 0
-        width = _width(self._header)
+        n_read, n_entries = 0, self.n_entries or 0
         with _opened(self._path) as file:
             _read_header(file, self._path)
-            for numbers in _numbers(file, self._header.field, width, self._path):
+            for numbers in _numbers(file, self._field, self._width, self._path):
                 first, second = numbers[:, 0].astype(np.int64) - 1, numbers[:, 1].astype(np.int64) - 1
                 cells, features = (first, second) if self._by_cells else (second, first)
                 n_read += len(numbers)
                 outside = (features < 0) | (features >= self.shape[1]) | (cells < 0) | (cells >= self.shape[0])
                 # Refused at once, because the bands of the sort were sized for the announced number.
-                if n_read > self._header.n_entries or outside.any():
+                if n_read > n_entries or outside.any():
                     at = int(outside.argmax())
                     what = (
-                        f"an entry of feature {int(features[at]) + 1:,} and cell {int(cells[at]) + 1:,} outside its shape {self._header.shape}"
+                        f"an entry of feature {int(features[at]) + 1:,} and cell {int(cells[at]) + 1:,} outside its shape {self._stated}"
                         if outside.any()
-                        else f"more than the {self._header.n_entries:,} entries that it announces"
+                        else f"more than the {n_entries:,} entries that it announces"
                     )
                     raise SourceError(f"{self._path} has {what}; it is damaged. Fetch it again.")
-                values = np.ones(len(numbers), np.bool_) if width == 2 else numbers[:, 2]
+                values = np.ones(len(numbers), np.bool_) if self._width == 2 else numbers[:, 2]
                 sort.add(cells, features, values)
-        if n_read != self._header.n_entries:
+        if n_read != n_entries:
             raise SourceError(
-                f"{self._path} announces {self._header.n_entries:,} entries and has {n_read:,}; it was cut short or changed. "
+                f"{self._path} announces {n_entries:,} entries and has {n_read:,}; it was cut short or changed. "
                 "Fetch it again."
             )
 
@@ -398,21 +377,20 @@ def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
     if len(widths) > 1:
         raise SourceError(f"{path} has lines of {sorted(widths)} columns; each line must have as many. Fetch it again.")
     n_columns = min(len(columns), widths.pop() if widths else 1)
-    return {columns[i]: _unquoted([line[i] for line in lines]) for i in range(n_columns)}
-
-
-def _unquoted(texts: list[str]) -> list[str]:
-    """Take off the quotes that R's ``write.table`` puts around every text of a column."""
-    if not texts or not all(len(text) > 1 and text[0] == text[-1] == '"' for text in texts):
-        return texts
-    return [text[1:-1].replace('\\"', '"') for text in texts]
+    table = {columns[i]: [line[i] for line in lines] for i in range(n_columns)}
+    for name, texts in table.items():
+        # R's ``write.table`` puts quotes around every text of a column.
+        if texts and all(len(text) > 1 and text[0] == text[-1] == '"' for text in texts):
+            table[name] = [text[1:-1].replace('\\"', '"') for text in texts]
+    return table
 
 
 def _opened(path: Path) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _read_header(file: IO[bytes], path: Path) -> MarketHeader:
+def _read_header(file: IO[bytes], path: Path) -> tuple[str, tuple[int, int], int]:
+    """Read the field ("integer", "real" or "pattern"), the shape and the number of entries that a file states."""
     try:
         words = file.readline(4096).decode(errors="replace").lower().split()
         line = file.readline(1 << 20)
@@ -430,7 +408,7 @@ def _read_header(file: IO[bytes], path: Path) -> MarketHeader:
     # Of bytes, `isdigit` takes decimal digits alone.
     if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
         raise SourceError(f"{path} has the size line {line[:80]!r}, where three numbers belong; it is damaged.")
-    return MarketHeader(words[3], (int(sizes[0]), int(sizes[1])), int(sizes[2]))
+    return words[3], (int(sizes[0]), int(sizes[1])), int(sizes[2])
 
 
 def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[NDArray[Any]]:
@@ -479,13 +457,7 @@ def _fit(lines: NDArray[Any], text: bytes) -> bool:
 
 
 def texts_to_arrow(index: NDArray[np.object_], columns: Mapping[str, NDArray[np.object_]]) -> pa.Table:
-    """Turn columns of text, none missing, into the table that `frame_to_arrow` makes of their frame, without pandas.
-
-    Examples
-    --------
-    >>> texts_to_arrow(np.array(["a"], dtype=object), {"t": np.array(["x"], dtype=object)}).to_pylist()
-    [{'_index': 'a', 't': 'x'}]
-    """
+    """Turn columns of text, none missing, into the table that `frame_to_arrow` makes of their frame, without pandas."""
     checked_names(columns)
     arrays = [pa.array(texts, pa.string()) for texts in (index, *columns.values())]
     facts = [ColumnFacts("", "string"), *(ColumnFacts(name, "string") for name in columns)]

@@ -28,8 +28,6 @@ class UploadSink:
     `options`, whose `overwrite` is that of the target. Raises `DuplicateError` if the target exists and is not to be
     overwritten.
 
-    Notes
-    -----
     A file is uploaded in parts and appears when it is complete; a file that it replaces is there until then. A folder appears with its
     root metadata, which are uploaded last. One that is replaced disappears with its root metadata, which are removed first. An upload that
     fails removes what it wrote; one that is killed leaves objects without root metadata, which writing again with ``overwrite=True`` removes.

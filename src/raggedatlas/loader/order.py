@@ -254,12 +254,6 @@ class Permutation:
     An unbalanced Feistel network on the smallest power of two that holds `n`; a value beyond `n` is permuted again
     until it is below (cycle walking), which takes less than two turns on average. See ``ra_permute`` of the compiled
     library. Up to `_TABLE` items it is a table. `key` is what it depends on, such as seed and epoch.
-
-    Examples
-    --------
-    >>> permute = Permutation(10**12, 0, 1)
-    >>> len(set(permute(np.arange(1000)).tolist()))
-    1000
     """
 
     def __init__(self, n: int, *key: int) -> None:

@@ -134,17 +134,9 @@ class LoaderChoices(IterationChoices, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """`ReadChoices` with every default filled in.
+    """`ReadChoices` with every default filled in."""
 
-    Parameters
-    ----------
-    obs : tuple of str, or None
-        Metadata columns; None takes those that the query names.
-    as_ : {"csr", "dense", "torch", "torch-dense"}
-        What values come as.
-    """
-
-    obs: tuple[str, ...] | None = None
+    obs: tuple[str, ...] | None = None  # metadata columns; None takes those that the query names
     as_: OutputFormat = "csr"
     layers: Sequence[str] = ()
     features: Sequence[str] = ()

@@ -132,8 +132,26 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
 
     Nulls are missing values. A NumPy integer or boolean kind that has nulls here becomes its nullable pandas dtype.
     """
+    import pandas as pd
+
     try:
-        return _typed_series(column, facts)
+        if facts.kind == "categorical":
+            return _categorical(column, facts)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            values = column.to_numpy(zero_copy_only=False)
+            text: pd.Series[Any] = pd.Series(values, dtype=text_dtype_of(facts.kind))
+            return text
+        if facts.kind in _NULLABLE:
+            return pd.Series(_nullable(column, facts.kind))
+        # pandas would turn integers with nulls into float64, which is exact only up to 2**53.
+        if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+            nullable = (facts.kind or str(column.type)).replace("uint", "UInt").replace("int", "Int")
+            return pd.Series(_nullable(column, "boolean" if nullable == "bool" else nullable))
+        series: pd.Series[Any] = column.to_pandas()
+        kind: Any = facts.kind
+        if kind and kind != str(series.dtype):
+            series = series.astype(kind)
+        return series
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, pa.ArrowException) as error:
         if isinstance(error, AtlasError):
             raise
@@ -142,28 +160,6 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
             f"The column {facts.name!r} holds {column.type} and is recorded as {facts.kind!r}, which does not fit ({reason}); run "
             "validate('deep') and restore the atlas from a copy."
         ) from error
-
-
-def _typed_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any]":
-    import pandas as pd
-
-    if facts.kind == "categorical":
-        return _categorical(column, facts)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        values = column.to_numpy(zero_copy_only=False)
-        text: pd.Series[Any] = pd.Series(values, dtype=text_dtype_of(facts.kind))
-        return text
-    if facts.kind in _NULLABLE:
-        return pd.Series(_nullable(column, facts.kind))
-    # pandas would turn integers with nulls into float64, which is exact only up to 2**53.
-    if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-        nullable = (facts.kind or str(column.type)).replace("uint", "UInt").replace("int", "Int")
-        return pd.Series(_nullable(column, "boolean" if nullable == "bool" else nullable))
-    series: pd.Series[Any] = column.to_pandas()
-    kind: Any = facts.kind
-    if kind and kind != str(series.dtype):
-        series = series.astype(kind)
-    return series
 
 
 S = TypeVar("S")

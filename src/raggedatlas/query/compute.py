@@ -164,8 +164,8 @@ def _groups(obs: pa.Table, sizes: NDArray[np.int64], by: Sequence[str], columns:
 class GroupedCells:
     """The selected cells of one feature space, in groups."""
 
-    plan: ReadPlan
-    space: SpacePlan  # the only one of the plan
+    space: SpacePlan
+    facts: Mapping[str, Any]  # of the result; see `atlas_facts`
     codes: NDArray[np.int64]  # (n_cells,): group of each cell, numbered in sorted order; a missing value is last
     obs: "pd.DataFrame"  # a row for each group: its values, and `n_cells`
 
@@ -249,11 +249,11 @@ def group_cells(spec: QuerySpec, catalog: Catalog, by: Sequence[str], what: str)
     text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
     obs[SIZE] = np.bincount(codes, minlength=n_groups)
     obs.index = pd.Index(["_".join(parts) for parts in zip(*text, strict=True)], dtype=object)
-    # Of many cells the names take more memory than all else; what stays is how many they are.
-    plan = replace(plan, obs=pa.table({"row": pa.nulls(len(codes))}))
-    del frame
+    facts = atlas_facts(plan)
+    # Of many cells the names take more memory than all else.
+    del plan, frame
     release_unused_memory()
-    return GroupedCells(plan, space, codes, obs)
+    return GroupedCells(space, facts, codes, obs)
 
 
 def first_cells(codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:
@@ -289,7 +289,7 @@ def aggregate(
     made = ad.AnnData(X=None, obs=obs, var=var.frame(), shape=sums.shape if not len(obs) else None, layers=layers)
     if space.space.has_features:
         made.varm["measured"] = var.measured(space)
-    made.uns["atlas"] = atlas_facts(grouped.plan) | {"by": np.array(list(by), dtype=object)}
+    made.uns["atlas"] = {**grouped.facts, "by": np.array(list(by), dtype=object)}
     return made
 
 

@@ -16,14 +16,6 @@ class CsrChunk(sp.csr_matrix):
 
     SciPy's own do not take ``keepdims``, so dask fails at the first ``x.sum(axis=1)``. Slices, comparisons and products
     of a chunk are chunks too.
-
-    Examples
-    --------
-    >>> chunk = CsrChunk([[1, 0], [2, 3]])
-    >>> chunk.sum(axis=(1,), keepdims=True).tolist()
-    [[1], [5]]
-    >>> chunk.max(axis=(0,), keepdims=True).tolist()
-    [[2, 3]]
     """
 
     def sum(self, axis: Any = None, dtype: DTypeLike | None = None, out: Any = None, keepdims: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002

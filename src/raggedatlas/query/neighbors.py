@@ -70,9 +70,6 @@ def exact_neighbors(
     `read` takes ascending row numbers and returns these rows, (n, width). `k` is the number of rows for each vector.
     `metric` is "l2", "cosine" or "dot". `among`, (n,), are ascending row numbers; None takes all `n_rows`. `without`,
     (q,), is a row that each vector is not to find, -1 for none.
-
-    Notes
-    -----
     Rows with NaN or infinite values are never found, nor rows of zeros under ``cosine``.
     """
     rows = np.arange(n_rows) if among is None else among

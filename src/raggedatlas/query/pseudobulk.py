@@ -19,7 +19,6 @@ from raggedatlas.model.frames import DATASET, nan_to_null
 from raggedatlas.query.cells import cell_columns, group_codes
 from raggedatlas.query.compute import SIZE, GroupedCells, add_block, count_layouts, first_cells, frame_of, group_cells
 from raggedatlas.query.modalities import make_var
-from raggedatlas.query.outputs import atlas_facts
 from raggedatlas.query.plan import pin_cells, plan_read
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers
@@ -202,7 +201,7 @@ def pseudobulk(
     few = ~missing & (grouped.obs["n_cells"].to_numpy() < min_cells)
     kept = np.flatnonzero(~missing & ~few)
     measured = _measured(grouped, kept)
-    obs, codes, facts = grouped.obs.iloc[kept].copy(), grouped.codes, atlas_facts(grouped.plan)
+    obs, codes, facts = grouped.obs.iloc[kept].copy(), grouped.codes, grouped.facts
     notes = [
         *_dropped(grouped.obs[missing], "cells without a value of what makes the samples"),
         *_dropped(grouped.obs[few], f"samples of fewer than {min_cells} cells"),
@@ -233,7 +232,7 @@ def pseudobulk(
     made = ad.AnnData(total, obs=obs, var=var.frame(), layers={"count_nonzero": detected, "measured": measured})
     if space.space.has_features:
         made.varm["measured"] = var.measured(space)
-    made.uns["atlas"] = facts | {"by": np.array(list(by), dtype=object)}
+    made.uns["atlas"] = {**facts, "by": np.array(list(by), dtype=object)}
     made.uns["pseudobulk"] = {
         "by": np.array(list(by), dtype=object), "min_cells": min_cells, "varying": np.array(varying, dtype=object),
         "notes": np.array(notes, dtype=object),

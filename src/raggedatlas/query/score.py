@@ -1,9 +1,10 @@
 """Scores of gene sets per cell: weighted means, areas under recovery curves, and t-values of linear models, over what was measured."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,79 +69,80 @@ class ScoreOptions:
             )
 
 
-@dataclass(frozen=True)
-class SetScores:
-    """Scores the cells of a batch; picklable."""
+def score_batch(
+    batch: Batch, *, names: Sequence[str], weights: "csc_array", kept: NDArray[np.bool_], options: ScoreOptions
+) -> dict[str, NDArray[np.float64]]:
+    """Return the score of every set for each cell of a batch, (n_cells,) float64 each, NaN where it is missing.
 
-    names: tuple[str, ...]  # of the sets
-    weights: "csc_array"  # (n_features, n_sets): weight of each column of the batch in each set
-    kept: NDArray[np.bool_]  # (n_features,): which columns count
-    options: ScoreOptions
+    `weights`, (n_features, n_sets), are those of the columns of the batch in the sets called `names`; `kept`,
+    (n_features,), tells which columns count.
+    """
+    (part,) = batch.spaces.values()
+    layouts, layout = np.unique(part.layout_uids, return_inverse=True)
+    measured = np.stack([part.measured[uid] & kept for uid in layouts.tolist()])
+    normalize = False if options.method == "aucell" else options.normalize
+    values, _ = logarithms(part.block, normalize=normalize)
+    values = values.astype(np.float64)
+    # What does not count takes no part in sums and ranks; features that were not measured have no entries.
+    values.data[~kept[values.indices]] = 0
+    values.eliminate_zeros()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if options.method == "mean":
+            # By the sum of the sizes of the weights of measured members.
+            scores = (values @ weights).toarray() / _summed(measured, abs(weights))[layout]
+        elif options.method == "aucell":
+            scores = _areas(values, weights, measured, layout, options.top)
+        else:
+            scores = _slopes(values, weights, measured, layout)
+    few = count_members(measured, weights) < options.min_features
+    scores[few[layout]] = np.nan
+    return {name: np.ascontiguousarray(scores[:, i]) for i, name in enumerate(names)}
 
-    def __call__(self, batch: Batch) -> dict[str, NDArray[np.float64]]:
-        """Return the score of every set for each cell, (n_cells,) float64 each, NaN where it is missing."""
-        (part,) = batch.spaces.values()
-        layouts, layout = np.unique(part.layout_uids, return_inverse=True)
-        measured = np.stack([part.measured[uid] & self.kept for uid in layouts.tolist()])
-        normalize = False if self.options.method == "aucell" else self.options.normalize
-        values, _ = logarithms(part.block, normalize=normalize)
-        values = values.astype(np.float64)
-        # What does not count takes no part in sums and ranks; features that were not measured have no entries.
-        values.data[~self.kept[values.indices]] = 0
-        values.eliminate_zeros()
-        score = {"mean": self._means, "aucell": self._areas, "ulm": self._slopes}[self.options.method]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            scores = score(values, measured, layout)
-        few = count_members(measured, self.weights) < self.options.min_features
-        scores[few[layout]] = np.nan
-        return {name: np.ascontiguousarray(scores[:, i]) for i, name in enumerate(self.names)}
 
-    def _means(
-        self, values: "csr_array", measured: NDArray[np.bool_], layout: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Divide the weighted sums of the measured members by the sum of the sizes of their weights."""
-        sums: NDArray[np.float64] = (values @ self.weights).toarray()
-        return sums / _summed(measured, abs(self.weights))[layout]
+def _areas(
+    values: "csr_array",
+    weights: "csc_array",
+    measured: NDArray[np.bool_],
+    layout: NDArray[np.int64],
+    top: int | float | None,
+) -> NDArray[np.float64]:
+    """Return areas under recovery curves, relative to the largest that is possible."""
+    from scipy.sparse import csr_array
 
-    def _areas(
-        self, values: "csr_array", measured: NDArray[np.bool_], layout: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Return areas under recovery curves, relative to the largest that is possible."""
-        from scipy.sparse import csr_array
+    n = measured.sum(axis=1)
+    top = TOP if top is None else top
+    n_top = np.ceil(top * n) if isinstance(top, float) else np.full(len(n), top)
+    n_top = np.minimum(np.maximum(n_top, 2), n).astype(np.int64)
+    shares, zero_share, varies = rank_shares(values, n[layout], n_top[layout])
+    ranked = csr_array((shares, values.indices, values.indptr), values.shape)
+    members = count_members(measured, weights)
+    # Entries have what they are above the zeros, which all measured members have.
+    areas = (ranked @ abs(weights.sign())).toarray() + zero_share[:, None] * members[layout]
+    found: NDArray[np.float64] = areas / _area_of_first(members, n_top[:, None])[layout]
+    found[~varies] = np.nan
+    return found
 
-        n = measured.sum(axis=1)
-        top = TOP if self.options.top is None else self.options.top
-        n_top = np.ceil(top * n) if isinstance(top, float) else np.full(len(n), top)
-        n_top = np.minimum(np.maximum(n_top, 2), n).astype(np.int64)
-        shares, zero_share, varies = rank_shares(values, n[layout], n_top[layout])
-        ranked = csr_array((shares, values.indices, values.indptr), values.shape)
-        members = count_members(measured, self.weights)
-        # Entries have what they are above the zeros, which all measured members have.
-        areas = (ranked @ abs(self.weights.sign())).toarray() + zero_share[:, None] * members[layout]
-        found: NDArray[np.float64] = areas / _area_of_first(members, n_top[:, None])[layout]
-        found[~varies] = np.nan
-        return found
 
-    def _slopes(
-        self, values: "csr_array", measured: NDArray[np.bool_], layout: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Return t-values of the slopes of values on weights."""
-        n = measured.sum(axis=1).astype(np.float64)[layout]
-        ones, squared = np.ones(values.shape[1]), values.copy()
-        np.square(squared.data, out=squared.data)
-        sums, squares = values @ ones, squared @ ones
-        spread = squares - sums**2 / n
-        # A difference within the rounding of the sums is that of a constant.
-        spread[spread < 1e-13 * squares] = np.nan
-        weights = _summed(measured, self.weights)
-        squared_weights = _summed(measured, self.weights.power(2))
-        weight_spread = squared_weights - weights**2 / measured.sum(axis=1)[:, None]
-        weight_spread[weight_spread < 1e-13 * squared_weights] = np.nan
-        shared = (values @ self.weights).toarray() - sums[:, None] * weights[layout] / n[:, None]
-        correlation = np.clip(shared / np.sqrt(spread[:, None] * weight_spread[layout]), -1, 1)
-        freedom = np.where(n > 2, n - 2, np.nan)
-        found: NDArray[np.float64] = correlation * np.sqrt(freedom[:, None] / (1 - correlation**2))
-        return found
+def _slopes(
+    values: "csr_array", weights: "csc_array", measured: NDArray[np.bool_], layout: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return t-values of the slopes of values on weights."""
+    n = measured.sum(axis=1).astype(np.float64)[layout]
+    ones, squared = np.ones(values.shape[1]), values.copy()
+    np.square(squared.data, out=squared.data)
+    sums, squares = values @ ones, squared @ ones
+    spread = squares - sums**2 / n
+    # A difference within the rounding of the sums is that of a constant.
+    spread[spread < 1e-13 * squares] = np.nan
+    weight_sums = _summed(measured, weights)
+    squared_weights = _summed(measured, weights.power(2))
+    weight_spread = squared_weights - weight_sums**2 / measured.sum(axis=1)[:, None]
+    weight_spread[weight_spread < 1e-13 * squared_weights] = np.nan
+    shared = (values @ weights).toarray() - sums[:, None] * weight_sums[layout] / n[:, None]
+    correlation = np.clip(shared / np.sqrt(spread[:, None] * weight_spread[layout]), -1, 1)
+    freedom = np.where(n > 2, n - 2, np.nan)
+    found: NDArray[np.float64] = correlation * np.sqrt(freedom[:, None] / (1 - correlation**2))
+    return found
 
 
 def count_members(measured: NDArray[np.bool_], weights: "csc_array") -> NDArray[np.int64]:
@@ -232,7 +234,7 @@ def score(
     weights = csc_array((values, (rows, columns)), shape=(space.n_cols, len(found)), dtype=np.float64)
     _warn_of_few(plan, found, count_members(space.measured & kept, weights), options)
     schema = pa.schema([(name, pa.float64()) for name in found])
-    scores = SetScores(tuple(found), weights, kept, options)
+    scores = partial(score_batch, names=[*found], weights=weights, kept=kept, options=options)
     return map_batches(plan, scores, _BATCH, schema, executor, catalog.location, progress)
 
 

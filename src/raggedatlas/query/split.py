@@ -439,7 +439,7 @@ class Split(Shown):
     @property
     def parts(self) -> dict[str, int]:
         """Part -> number of its cells, by name; a cell that is in several counts in each."""
-        sizes = dict.fromkeys(sorted({part for label in self._labels for part in label.split(AND)}), 0)
+        sizes = dict.fromkeys(self._names, 0)
         label_sizes = np.bincount(self._parts.indices.to_numpy(), minlength=len(self._labels))
         for label, n in zip(self._labels, label_sizes, strict=True):
             for part in label.split(AND):
@@ -578,10 +578,14 @@ class Split(Shown):
         labels: list[str] = self._parts.dictionary.to_pylist()
         return labels
 
+    @cached_property
+    def _names(self) -> list[str]:
+        return sorted({part for label in self._labels for part in label.split(AND)})
+
     def _holds(self, part: str) -> NDArray[np.bool_]:
         """Return which labels are of cells in a part."""
-        if part not in self.parts:
-            raise NotFoundError(f"The split {self.name!r} has the parts {[*self.parts]}, not {part!r}.")
+        if part not in self._names:
+            raise NotFoundError(f"The split {self.name!r} has the parts {self._names}, not {part!r}.")
         return np.array([part in label.split(AND) for label in self._labels])
 
     def _table(self) -> pa.Table:

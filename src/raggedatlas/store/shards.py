@@ -253,9 +253,32 @@ def fetch_index(location: Location, key: str, n_chunks: int, span: Span | None =
     A shard of at most `SMALL_SHARD` bytes comes with it, and takes no further request; a disk cache keeps chunks
     instead. `span` is the part of the file that is the shard; None for all of it.
     """
-    cache_key = (_shard_name(location, key, span), n_chunks, *location.storage_options.items())
+    name = _shard_name(location, key, span)
+
+    def fetch() -> Shard:
+        cache, n_bytes = location.disk_cache, index_bytes(n_chunks)
+        held = None if cache is None else cache.read_tail(_cache_name(location, name), n_bytes)
+        if cache is not None and held is not None:
+            try:
+                return Shard(parse_index(*held, name), held[1])
+            except CorruptError:
+                cache.forget(_cache_name(location, name))
+        wanted = n_bytes if cache else max(n_bytes, SMALL_SHARD)
+        try:
+            if span is None:
+                tail, size = _fetch_tail(location, key, wanted)
+            else:
+                size = span.n_bytes
+                tail = location.read_range(key, span.offset + max(0, size - wanted), min(size, wanted))
+        except (FileNotFoundError, NotFoundError):
+            raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
+        if size < n_bytes:
+            raise _cut_short(name, size, n_chunks)
+        data = np.frombuffer(tail, np.uint8)
+        return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
+
     indexes: LRUCache[Shard] = process_cache("indexes")
-    return indexes.get_or_make(cache_key, lambda: _fetch_index(location, key, n_chunks, span))
+    return indexes.get_or_make((name, n_chunks, *location.storage_options.items()), fetch)
 
 
 def _shard_name(location: Location, key: str, span: Span | None) -> str:
@@ -271,31 +294,6 @@ def forget_indexes(location: Location) -> None:
             key for key in indexes.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
         ]:
             del indexes.entries[cache_key]
-
-
-def _fetch_index(location: Location, key: str, n_chunks: int, span: Span | None) -> Shard:
-    """Fetch the index of a remote shard from the disk cache, or else from the store."""
-    name = _shard_name(location, key, span)
-    cache, n_bytes = location.disk_cache, index_bytes(n_chunks)
-    held = None if cache is None else cache.read_tail(_cache_name(location, name), n_bytes)
-    if cache is not None and held is not None:
-        try:
-            return Shard(parse_index(*held, name), held[1])
-        except CorruptError:
-            cache.forget(_cache_name(location, name))
-    wanted = n_bytes if cache else max(n_bytes, SMALL_SHARD)
-    try:
-        if span is None:
-            tail, size = _fetch_tail(location, key, wanted)
-        else:
-            size = span.n_bytes
-            tail = location.read_range(key, span.offset + max(0, size - wanted), min(size, wanted))
-    except (FileNotFoundError, NotFoundError):
-        raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
-    if size < n_bytes:
-        raise _cut_short(name, size, n_chunks)
-    data = np.frombuffer(tail, np.uint8)
-    return Shard(parse_index(data[-n_bytes:], size, name), size, data if len(data) == size else None)
 
 
 def fetch_chunks(

@@ -294,9 +294,26 @@ class RowRemoval:
 
         wanted = {_identity(fragment): fragment for fragment in self.find(version).fragments}
         table, newest = self._at(version), self.tables.open(self.name)
-        if not _alike(newest, table):
+        # They differ in fragments alone, and have some, and no indexes.
+        alike = (
+            newest.lance_schema == table.lance_schema
+            and newest.metadata == table.metadata
+            and newest.config() == table.config()
+            and bool(newest.get_fragments())
+            and not newest.describe_indices()
+            and not table.describe_indices()
+        )
+        if not alike:
             self.read_back()
-            newest = self._restore(table, newest)
+            # The version becomes the newest, with its columns and notes, and loses its indexes: they have the rows too.
+            with lance_errors(self.tables.uri(self.name)):
+                table.restore()  # type: ignore[no-untyped-call]
+                self._note(table, int(newest.version) + 1)
+                for name in {index.name for index in table.describe_indices()}:
+                    before = int(table.version)
+                    table.drop_index(name)
+                    self._note(table, before + 1)
+            newest = table
         with lance_errors(self.tables.uri(self.name)):
             there = {_identity(f.metadata): f.metadata for f in newest.get_fragments()}
             # Lance replaces at least one fragment, also where some are only added.
@@ -359,17 +376,6 @@ class RowRemoval:
         # No version names them, and clean-up would leave them for a week.
         self.tables.location.child(f"{self.name}.lance").delete_objects(left_over)
 
-    def _restore(self, table: "lance.LanceDataset", newest: "lance.LanceDataset") -> "lance.LanceDataset":
-        """Make a version the newest, with its columns, notes and fragments, and remove its indexes: they have the rows too."""
-        with lance_errors(self.tables.uri(self.name)):
-            table.restore()  # type: ignore[no-untyped-call]
-            self._note(table, int(newest.version) + 1)
-            for name in {index.name for index in table.describe_indices()}:
-                before = int(table.version)
-                table.drop_index(name)
-                self._note(table, before + 1)
-        return table
-
     def _note(self, table: "lance.LanceDataset", expected: int) -> None:
         """Hold what was committed, which must follow what was there before."""
         self.tables.keep(self.name, table)
@@ -384,18 +390,6 @@ def _identity(fragment: "FragmentMetadata") -> Hashable:
     deleted = fragment.deletion_file
     files = tuple((file.path, tuple(file.fields)) for file in fragment.files)
     return files, deleted and (deleted.read_version, deleted.id)
-
-
-def _alike(newest: "lance.LanceDataset", table: "lance.LanceDataset") -> bool:
-    """Return whether two versions differ in fragments alone, and have some, and no indexes."""
-    return (
-        newest.lance_schema == table.lance_schema
-        and newest.metadata == table.metadata
-        and newest.config() == table.config()
-        and bool(newest.get_fragments())
-        and not newest.describe_indices()
-        and not table.describe_indices()
-    )
 
 
 def _materialize_deletions(table: "lance.LanceDataset", fragment: "FragmentMetadata") -> "tuple[FragmentMetadata, ...]":

@@ -284,7 +284,7 @@ class WebFolder:
         parts = urlsplit(url)
         same = (parts.scheme, parts.netloc) == (own.scheme, own.netloc)
         # A host in a private network is asked where the user named one there; no redirect leads to another.
-        manager = self._manager if same or self.any_redirect else self._public_manager
+        manager: PoolManager = self._managers[not (same or self.any_redirect)]
         if self._proxied is not None and not proxy_bypass(parts.hostname or ""):
             # The proxy connects, and decides which networks can be reached.
             manager = self._proxied
@@ -295,12 +295,30 @@ class WebFolder:
         return answer
 
     @cached_property
-    def _manager(self) -> "PoolManager":
-        return _make_manager(public=False)
+    def _managers(self) -> "dict[bool, PoolManager]":
+        """Pools of connections, of which that of True refuses addresses of this machine and of private networks."""
+        import urllib3
 
-    @cached_property
-    def _public_manager(self) -> "PoolManager":
-        return _make_manager(public=True)
+        def guarded(pool: Any) -> Any:  # noqa: ANN401  (a class of urllib3)
+            class Connection(pool.ConnectionCls):  # type: ignore[misc]
+                def _new_conn(self) -> Any:  # noqa: ANN401  (a socket)
+                    socket = super()._new_conn()
+                    # The address that was connected to is looked at, not the one that a name had before: names can be given other addresses meanwhile.
+                    address = ipaddress.ip_address(socket.getpeername()[0].partition("%")[0])
+                    if not (getattr(address, "ipv4_mapped", None) or address).is_global:
+                        socket.close()
+                        raise StoreError(
+                            f"The server redirects to {self.host}, which is in this machine or a private network ({address}); that is not "
+                            "followed. Give allow_redirects=True if you trust it."
+                        )
+                    return socket
+
+            return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
+
+        any_address, public = (urllib3.PoolManager(**_pool_settings()) for _ in range(2))
+        pools = public.pool_classes_by_scheme
+        public.pool_classes_by_scheme = {scheme: guarded(pool) for scheme, pool in pools.items()}
+        return {False: any_address, True: public}
 
     @cached_property
     def _proxied(self) -> "PoolManager | None":
@@ -324,34 +342,6 @@ class _IncompleteError(StoreError):
 
 
 _AT_ONCE = threading.BoundedSemaphore(MOST_AT_ONCE)
-
-
-def _make_manager(*, public: bool) -> "PoolManager":
-    """Return a pool of connections, which with `public` refuses addresses of this machine and of private networks."""
-    import urllib3
-
-    manager = urllib3.PoolManager(**_pool_settings())
-
-    def guarded(pool: Any) -> Any:  # noqa: ANN401  (a class of urllib3)
-        class Connection(pool.ConnectionCls):  # type: ignore[misc]
-            def _new_conn(self) -> Any:  # noqa: ANN401  (a socket)
-                socket = super()._new_conn()
-                # The address that was connected to is looked at, not the one that a name had before: names can be given other addresses meanwhile.
-                address = ipaddress.ip_address(socket.getpeername()[0].partition("%")[0])
-                if not (getattr(address, "ipv4_mapped", None) or address).is_global:
-                    socket.close()
-                    raise StoreError(
-                        f"The server redirects to {self.host}, which is in this machine or a private network ({address}); that is not "
-                        "followed. Give allow_redirects=True if you trust it."
-                    )
-                return socket
-
-        return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
-
-    if public:
-        pools = manager.pool_classes_by_scheme
-        manager.pool_classes_by_scheme = {scheme: guarded(pool) for scheme, pool in pools.items()}
-    return manager
 
 
 def _pool_settings() -> dict[str, Any]:

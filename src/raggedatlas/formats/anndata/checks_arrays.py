@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from ctypes import byref
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,18 +80,14 @@ def invalid_utf8(values: NDArray[Any]) -> int | None:
     try:
         b"\n".join(flat).decode("utf-8")  # much faster than one by one
     except UnicodeDecodeError:
-        return next(i for i, value in enumerate(flat) if _is_invalid(value))
+        for i, value in enumerate(flat):
+            try:
+                value.decode("utf-8")
+            except UnicodeDecodeError:
+                return i
     except TypeError:
         return None
     return None
-
-
-def _is_invalid(value: bytes) -> bool:
-    try:
-        value.decode("utf-8")
-    except UnicodeDecodeError:
-        return True
-    return False
 
 
 def check_number(checker: AnnDataChecker, node: Node) -> None:
@@ -193,37 +189,6 @@ def _check_entries(checker: AnnDataChecker, node: Node, n_minor: int, *, by_rows
     seen = np.zeros(n_minor if n_minor <= MAX_TRACKED else 0, np.int64)
     # numbers of entries outside, duplicate and unsorted; the first row of each; the last index of the previous block
     counts = np.array([0, 0, 0, -1, -1, -1, -1], np.int64)
-    for block in _entry_blocks(checker, node):
-        # A row that begins here must not be compared with the last index of the row before.
-        if not block.continues:
-            counts[6] = -1
-        # The compiled loop takes int32 and int64; uint64 beyond int64 becomes negative, which is outside as well.
-        indices = block.indices if block.indices.dtype in (np.int32, np.int64) else block.indices.astype(np.int64)
-        entries = csr_of(block.bounds, np.ascontiguousarray(indices))
-        if library().ra_scan_entries(byref(entries), block.row, seen if seen.size else None, n_minor, counts):
-            raise CorruptError(f"{node.uri}: {node.path}/indptr changed while it was read; let nothing write the file.")
-    outside, duplicate, unsorted, *rows, _ = (int(n) for n in counts)
-    line, across = ("row", "column") if by_rows else ("column", "row")
-    for rule, n, row, text in (
-        ("A58", outside, rows[0], f"indices are outside its {n_minor:,} {across}s, the first in {line}"),
-        ("A59", duplicate, rows[1], f"entries are duplicates, the first in {line}"),
-        ("A59", unsorted, rows[2], f"indices do not ascend, the first in {line}"),
-    ):
-        if n:
-            checker.report(rule, node, f"{n:,} {text} {row:,}.")
-
-
-class _EntryBlock(NamedTuple):
-    """Consecutive entries: the first row, whether it began in the block before, bounds of the rows, and indices."""
-
-    row: int
-    continues: bool
-    bounds: NDArray[np.int64]
-    indices: NDArray[np.integer]
-
-
-def _entry_blocks(checker: AnnDataChecker, node: Node) -> Iterator[_EntryBlock]:
-    """Yield the entries in order, a block at a time; stop at the first wrong pointer."""
     indices = node.children["indices"]
     step, n_entries = indices.step(), _length(indices)
     cached, cached_at = np.empty(0, np.int64), 0
@@ -239,12 +204,30 @@ def _entry_blocks(checker: AnnDataChecker, node: Node) -> Iterator[_EntryBlock]:
             high = int(np.searchsorted(pointers, stop, side="left"))
             bounds = np.clip(pointers[low : high + 1], at, stop) - at
             part = cached[at - cached_at : stop - cached_at]
-            yield _EntryBlock(row + low, int(pointers[low]) < at, bounds, part)
+            # A row that begins here must not be compared with the last index of the row before.
+            if int(pointers[low]) == at:
+                counts[6] = -1
+            # The compiled loop takes int32 and int64; uint64 beyond int64 becomes negative, which is outside as well.
+            part = part if part.dtype in (np.int32, np.int64) else part.astype(np.int64)
+            entries = csr_of(bounds, np.ascontiguousarray(part))
+            if library().ra_scan_entries(byref(entries), row + low, seen if seen.size else None, n_minor, counts):
+                raise CorruptError(
+                    f"{node.uri}: {node.path}/indptr changed while it was read; let nothing write the file."
+                )
             at = stop
+    outside, duplicate, unsorted, *rows, _ = (int(n) for n in counts)
+    line, across = ("row", "column") if by_rows else ("column", "row")
+    for rule, n, row, text in (
+        ("A58", outside, rows[0], f"indices are outside its {n_minor:,} {across}s, the first in {line}"),
+        ("A59", duplicate, rows[1], f"entries are duplicates, the first in {line}"),
+        ("A59", unsorted, rows[2], f"indices do not ascend, the first in {line}"),
+    ):
+        if n:
+            checker.report(rule, node, f"{n:,} {text} {row:,}.")
 
 
 def _pointer_blocks(checker: AnnDataChecker, node: Node, n_entries: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield blocks of pointers with their first row, each beginning with the last of the one before."""
+    """Yield blocks of pointers with their first row, each beginning with the last of the one before; stop at the first wrong one."""
     indptr = node.children["indptr"]
     n = _length(indptr)
     unit = indptr.chunks[0] if indptr.chunks else 1

@@ -1,10 +1,7 @@
 """Checks of an AnnData: its members and their shapes (A10 to A30), and dataframes and their columns (A70 to A78, A100 to A146)."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -122,15 +119,13 @@ def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> _Axis:
 
 def _names(checker: AnnDataChecker, frame: Node, mapping: Node | None) -> Hashes | None:
     """Return the names of an axis if frames in a mapping are compared with them; if values are read, check that they are unique."""
-    read: Callable[[Node], Hashes | None] = partial(check_unique_names, checker)
-    if not checker.full:
-        members = mapping.children.values() if mapping is not None else ()
-        if not checker.compare or not any(encoding_of(member) == "dataframe" for member in members):
-            return None
-        read = name_hashes
+    members = mapping.children.values() if mapping is not None else ()
     # `guarded` reports an error instead of raising it, so the last line is reached.
     with checker.guarded(frame):
-        return read(frame)
+        if checker.full:
+            return check_unique_names(checker, frame)
+        if checker.compare and any(encoding_of(member) == "dataframe" for member in members):
+            return name_hashes(frame)
     return None
 
 
@@ -233,10 +228,6 @@ def _check_raw(checker: AnnDataChecker, node: Node, axes: Axes) -> None:
         encoding = " ".join(declared).strip() or "undeclared"
         whole = {"X", "var"} <= set(raw.children)
         checker.report("A27", raw, f"its encoding is {encoding}; expected raw 0.1.0.", fix="" if whole else _RAW)
-    _check_raw_parts(checker, raw, n_obs)
-
-
-def _check_raw_parts(checker: AnnDataChecker, raw: Node, n_obs: int | None) -> None:
     x, var, varm = (raw.child(name) for name in ("X", "var", "varm"))
     for name, part in (("X", x), ("var", var)):
         if part is None:
@@ -422,34 +413,28 @@ def _check_categories(checker: AnnDataChecker, node: Node, categories: Node | No
     return (array.shape or (0,))[0]
 
 
-class _Nullable(NamedTuple):
-    """What the values of a nullable array must be, and the rules for values, mask and their shape."""
-
-    kind: str
-    noun: str
-    values: str
-    mask: str
-    shape: str
-
-
 _NULLABLE = {
-    "nullable-integer": _Nullable("integer", "integers", "A122", "A123", "A123"),
-    "nullable-boolean": _Nullable("bool", "booleans", "A132", "A133", "A134"),
-    "nullable-string-array": _Nullable("text", "text", "A143", "A144", "A145"),
+    "nullable-integer": ("integer", "integers", "A122", "A123", "A123"),
+    "nullable-boolean": ("bool", "booleans", "A132", "A133", "A134"),
+    "nullable-string-array": ("text", "text", "A143", "A144", "A145"),
 }
+"""Encoding-type -> what the values must be, as a kind and in words, and the rules for values, mask and their shape."""
 
 
 def check_nullable(checker: AnnDataChecker, node: Node) -> None:
     """Check a group of values and a mask."""
-    form = _NULLABLE[encoding_of(node)]
-    if form.kind == "text":
+    values_kind, values_noun, values_rule, mask_rule, shape_rule = _NULLABLE[encoding_of(node)]
+    if values_kind == "text":
         na_value = plain_attribute(node.attrs.get("na-value"))
         if na_value is not None and not as_text(na_value):
             checker.report("A142", node, f"its na-value is {na_value!r}; expected NA or NaN.")
         elif na_value is not None and as_text(na_value) not in ("NA", "NaN"):
             checker.report("A146", node, f"its na-value is {as_text(na_value)!r}, which is read as NA.")
     arrays = {}
-    for name, rule, kind, noun in (("values", form.values, *form[:2]), ("mask", form.mask, "bool", "booleans")):
+    for name, rule, kind, noun in (
+        ("values", values_rule, values_kind, values_noun),
+        ("mask", mask_rule, "bool", "booleans"),
+    ):
         member = node.child(name)
         # A143 itself reports values that are not text, and must not be joined by A112 or A113.
         checker.inner(member, text=rule != "A143")
@@ -468,4 +453,4 @@ def check_nullable(checker: AnnDataChecker, node: Node) -> None:
             checker.report(rule, node, f"{name} {verb} {_described(member)}; expected {noun}.", fix=fix)
     if len(arrays) == 2 and arrays["values"].shape != arrays["mask"].shape:
         shapes = f"values have shape {arrays['values'].shape}, but mask has {arrays['mask'].shape}"
-        checker.report(form.shape, node, f"{shapes}.", fix=REWRITE)
+        checker.report(shape_rule, node, f"{shapes}.", fix=REWRITE)

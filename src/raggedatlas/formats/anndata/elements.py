@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 Reader = Callable[[Container, str], Any]
 
 
-def store_kind(node: Any) -> str:  # noqa: ANN401  (a group or an array of either library)
-    """Return which store a group or array is in: ``"hdf5"`` or ``"zarr"``."""
-    return "hdf5" if hasattr(node, "id") else "zarr"
+def in_hdf5(node: Any) -> bool:  # noqa: ANN401  (a group or an array of either library)
+    """Return whether a group or array is in HDF5 rather than Zarr."""
+    return hasattr(node, "id")
 
 
 def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
@@ -72,7 +72,7 @@ def _array(container: Container, path: str) -> Any:  # noqa: ANN401
     """Read an array; enumerations of FALSE and TRUE, as R writes them, become booleans."""
     node = container.get(path)
     truths = None
-    if store_kind(node) != "zarr" and node.shape is not None and node.dtype.kind in "iu":
+    if in_hdf5(node) and node.shape is not None and node.dtype.kind in "iu":
         import h5py
 
         # Those that h5py does not read as booleans.
@@ -101,7 +101,7 @@ def _array(container: Container, path: str) -> Any:  # noqa: ANN401
 def _texts(container: Container, path: str) -> Any:  # noqa: ANN401
     """Read an array of text; text of fixed length may be UTF-8 too."""
     node = container.get(path)
-    if store_kind(node) == "zarr" or getattr(node.dtype, "kind", "") not in "SO" or not node.shape:
+    if not in_hdf5(node) or getattr(node.dtype, "kind", "") not in "SO" or not node.shape:
         return _by_anndata(container, path)
     import pyarrow as pa
 
@@ -167,13 +167,7 @@ def stated_shape(node: Any) -> Any:  # noqa: ANN401
 
 
 def entries_fit(indptr: NDArray[Any], indices: NDArray[Any], shape: tuple[int, int]) -> bool:
-    """Return whether pointers and indices describe a sparse matrix of this shape, for CSC columns by rows.
-
-    Examples
-    --------
-    >>> entries_fit(np.array([0, 1, 2]), np.array([0, 5]), (2, 3))
-    False
-    """
+    """Return whether pointers and indices describe a sparse matrix of this shape, for CSC columns by rows."""
     whole = (
         indptr.shape == (shape[0] + 1,)
         and indices.ndim == 1
@@ -218,13 +212,12 @@ def _frame(container: Container, path: str) -> Any:  # noqa: ANN401
     n_rows = frame_length(container, path)
     assert n_rows is not None
     _check_members(container, path, n_rows)
-    index_name = attribute(node, "_index", "_index")
-    columns = columns_listed(node)
+    columns, own = columns_listed(node), index_name(node)
     read = {name: read_element(container, f"{path}/{name}") for name in columns}
-    index = read_element(container, f"{path}/{index_name}")
+    index = read_element(container, f"{path}/{own}")
     with readable(container.uri, path):
         frame = pd.DataFrame(read, index=pd.Index(index), columns=columns or None)
-        frame.index.name = None if index_name == "_index" else index_name
+        frame.index.name = None if own == "_index" else own
     return frame
 
 
@@ -285,14 +278,13 @@ def frame_length(container: Container, path: str) -> int | None:
                 f"{container.uri}: {path} is an array of shape {node.shape} and type {node.dtype}, where a table belongs."
             )
         return int(node.shape[0])
-    index = container.get(f"{path}/{index_name(node)}")
+    name = index_name(node)
+    index = container.get(f"{path}/{name}")
     if index is not None and not is_array(index):
         inner = next((n for n in ("values", "codes") if n in index), "")
-        index = container.get(f"{path}/{index_name(node)}/{inner}") if inner else None
+        index = container.get(f"{path}/{name}/{inner}") if inner else None
     if index is None or not is_array(index) or len(index.shape or ()) != 1:
-        raise SourceError(
-            f"{container.uri}: {path} has no index column {index_name(node)!r}; it is no table that AnnData wrote."
-        )
+        raise SourceError(f"{container.uri}: {path} has no index column {name!r}; it is no table that AnnData wrote.")
     return int(index.shape[0])
 
 
@@ -333,10 +325,12 @@ def open_table(container: Container, path: str) -> ColumnTable | None:
     if node is None or n_rows is None or is_array(node):
         return None
     names = columns_listed(node)
-    if (attribute(node, "encoding-type"), attribute(node, "encoding-version")) != FRAME or not all(
-        _is_column(container.get(f"{path}/{name}")) for name in names
-    ):
+    if (attribute(node, "encoding-type"), attribute(node, "encoding-version")) != FRAME:
         return None
+    for column in (container.get(f"{path}/{name}") for name in names):
+        kind = "" if column is None or is_array(column) else attribute(column, "encoding-type")
+        if column is None or not (is_array(column) or kind == "categorical" or kind.startswith("nullable-")):
+            return None
     _check_members(container, path, n_rows)
     index = index_name(node)
     read = partial(_read_column, container, n_rows)
@@ -354,13 +348,6 @@ def unlisted_columns(container: Container, path: str) -> Mapping[str, str]:
     return {f"{path}/{n}": "column that column-order does not list" for n in container.names(path) if n not in listed}
 
 
-def _is_column(node: Any) -> bool:  # noqa: ANN401  (a group or an array of either library)
-    if node is None or is_array(node):
-        return node is not None
-    encoding = attribute(node, "encoding-type")
-    return encoding == "categorical" or encoding.startswith("nullable-")
-
-
 def _read_column(container: Container, n_rows: int, path: str, *, is_index: bool) -> Any:  # noqa: ANN401
     """Read a column as pandas has it in a frame; long text comes in blocks."""
     import pandas as pd
@@ -368,7 +355,7 @@ def _read_column(container: Container, n_rows: int, path: str, *, is_index: bool
     node = container.get(path)
     if n_rows > TEXT_ROWS and _is_text(node):
         # As `read_element` gives the same column: text of HDF5 comes as objects, whose dtype pandas infers.
-        dtype = pd.Series(["text"]).dtype if store_kind(node) == "hdf5" else object
+        dtype = pd.Series(["text"]).dtype if in_hdf5(node) else object
         return Texts(n_rows, partial(_text_blocks, container, path), dtype)
     values = read_element(container, path)
     with readable(container.uri, path):
@@ -382,7 +369,7 @@ def _is_text(node: Any) -> bool:  # noqa: ANN401
     """Return whether a node is an array of variable-length text without missing values."""
     if not is_array(node) or attribute(node, "encoding-type") != "string-array" or node.ndim != 1:
         return False
-    if store_kind(node) == "zarr":
+    if not in_hdf5(node):
         return bool(node.dtype.kind in "OT")
     import h5py
 
@@ -395,7 +382,7 @@ def _text_blocks(container: Container, path: str) -> Iterator[NDArray[np.object_
     node = container.get(path)
     chunk = 1 if node.chunks is None else node.chunks[0]
     step = chunk * max(1, TEXT_ROWS // chunk)
-    rows = node if store_kind(node) == "zarr" else node.asstr()
+    rows = node.asstr() if in_hdf5(node) else node
     for start in range(0, node.shape[0], step):
         with readable(container.uri, path):
             block = np.asarray(rows[start : start + step]).astype(object, copy=False)

@@ -107,7 +107,48 @@ class Node:
         else:
             # The folder is listed, because one member with broken metadata would end zarr-python's own listing.
             names = [at.name for at in folder.iterdir() if any((at / name).exists() for name in ZARR_FILES)]
-        return {name: _opened(self, name) for name in sorted(names)}
+        return {name: self._opened(name) for name in sorted(names)}
+
+    def _opened(self, name: str) -> "Node":
+        """Open a member; one whose values cannot be read is opened for its metadata."""
+        path = f"{self.path}/{name}".lstrip("/")
+        fault, stored = "", None
+        try:
+            with readable(self.uri, path):
+                stored = open_member(self.uri, self.stored, name, path, self.places)
+        except AtlasError as error:
+            fault = str(error).removeprefix(f"{self.uri}: ")
+            if self.in_hdf5:
+                import h5py
+
+                # Never one in another file, nor one that has another path.
+                try:
+                    hard = isinstance(self.stored.get(name, getlink=True), h5py.HardLink)
+                    found = self.stored[name] if hard else None
+                except READ_ERRORS:
+                    found = None
+                stored = found if found is not None and self.places.get(object_address(found)) == path else None
+        if stored is None:
+            return Node(self.uri, path, None, fault or "it cannot be opened.", self)
+        node = Node(self.uri, path, stored, fault, self)
+        head = node._head_fault()
+        return Node(self.uri, path, None, head, self) if head else node
+
+    def _head_fault(self) -> str:
+        """Return why its metadata cannot be read, ``""`` if they can; later accesses then cannot fail."""
+        if self.in_hdf5:
+            import h5py
+
+            if isinstance(self.stored, h5py.Datatype):
+                return "it is a named datatype; expected an array or a group."
+        try:
+            with readable(self.uri, self.path):
+                _ = self.attrs, self.shape, self.chunks, self.kind
+                if not self.is_array and self.in_hdf5:
+                    _ = len(self.stored)
+        except AtlasError as error:
+            return str(error).removeprefix(f"{self.uri}: ")
+        return ""
 
     def child(self, name: str) -> "Node | None":
         """Return a member by name or path, or None."""
@@ -143,12 +184,18 @@ class Node:
         """How its text is stored; None if it is not text."""
         if not self.is_array or self.stored.shape is None:
             return None
-        if not self.in_hdf5:
-            return _zarr_text(self.stored)
-        import h5py
+        if self.in_hdf5:
+            import h5py
 
-        info = h5py.check_string_dtype(self.dtype)
-        return None if info is None else Text(info.length is None, info.encoding == "utf-8")
+            info = h5py.check_string_dtype(self.dtype)
+            return None if info is None else Text(info.length is None, info.encoding == "utf-8")
+        letter, metadata = self.dtype.kind, self.stored.metadata
+        if letter == "O":
+            # Zarr format 2 names the encoding of text in the filters, format 3 in the data type.
+            named = [*(getattr(metadata, "filters", None) or ()), getattr(metadata, "data_type", "")]
+            said = repr(named).lower()
+            return Text(variable=True, utf8="vlenutf8" in said or "string" in said)
+        return Text(variable=letter == "T", utf8=letter != "S") if letter in "UST" else None
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -215,27 +262,6 @@ def open_tree(path: AnyPath) -> Iterator[Node]:
         container.close()
 
 
-def disk_bytes(path: AnyPath) -> int:
-    """Return the size of a file, or of all files in a folder; 0 for a folder on a web server, which cannot be listed."""
-    if isinstance(path, Location):
-        return int(path.stat().st_size)
-    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
-    return sum(file.stat().st_size for file in files)
-
-
-def plain_attribute(value: Any) -> Any:  # noqa: ANN401  (any value of an attribute)
-    """Return the value of an attribute as plain Python, bytes as they are.
-
-    Examples
-    --------
-    >>> plain_attribute(np.bytes_(b"a")), plain_attribute(np.array([1, 2])), plain_attribute(np.True_)
-    (b'a', [1, 2], True)
-    """
-    if isinstance(value, np.bytes_):
-        return bytes(value)
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
-
 def _zarr_root(path: AnyPath) -> Node:
     import zarr
 
@@ -253,65 +279,16 @@ def _zarr_root(path: AnyPath) -> Node:
         raise
 
 
-def _opened(parent: Node, name: str) -> Node:
-    path = f"{parent.path}/{name}".lstrip("/")
-    fault, stored = "", None
-    try:
-        with readable(parent.uri, path):
-            stored = open_member(parent.uri, parent.stored, name, path, parent.places)
-    except AtlasError as error:
-        fault = str(error).removeprefix(f"{parent.uri}: ")
-        stored = _faulty(parent, name, path)
-    if stored is not None:
-        head = _head_fault(parent, path, stored)
-        stored, fault = (None, head) if head else (stored, fault)
-    if stored is None:
-        return Node(parent.uri, path, None, fault or "it cannot be opened.", parent)
-    return Node(parent.uri, path, stored, fault, parent)
+def disk_bytes(path: AnyPath) -> int:
+    """Return the size of a file, or of all files in a folder; 0 for a folder on a web server, which cannot be listed."""
+    if isinstance(path, Location):
+        return int(path.stat().st_size)
+    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files)
 
 
-def _head_fault(parent: Node, path: str, stored: Any) -> str:  # noqa: ANN401
-    """Return why the metadata of a node cannot be read, ``""`` if they can; later accesses then cannot fail."""
-    if parent.in_hdf5:
-        import h5py
-
-        if isinstance(stored, h5py.Datatype):
-            return "it is a named datatype; expected an array or a group."
-    try:
-        node = Node(parent.uri, path, stored)
-        with readable(parent.uri, path):
-            _ = node.attrs, node.shape, node.chunks, node.kind
-            if not node.is_array and node.in_hdf5:
-                _ = len(stored)
-    except AtlasError as error:
-        return str(error).removeprefix(f"{parent.uri}: ")
-    return ""
-
-
-def _faulty(parent: Node, name: str, path: str) -> Any:  # noqa: ANN401
-    """Open a node whose values cannot be read, for its metadata; never one in another file, nor one that has another path."""
-    if not parent.in_hdf5:
-        return None
-    import h5py
-
-    try:
-        hard = isinstance(parent.stored.get(name, getlink=True), h5py.HardLink)
-        stored = parent.stored[name] if hard else None
-    except READ_ERRORS:
-        return None
-    return stored if hard and parent.places.get(object_address(stored)) == path else None
-
-
-def _zarr_text(array: Any) -> Text | None:  # noqa: ANN401
-    letter = array.dtype.kind
-    if letter in "US":
-        return Text(variable=False, utf8=letter == "U")
-    if letter == "T":
-        return Text(variable=True, utf8=True)
-    if letter == "O":
-        # Zarr format 2 names the encoding of text in the filters, format 3 in the data type.
-        names = " ".join(map(repr, getattr(array.metadata, "filters", None) or ())) + repr(
-            getattr(array.metadata, "data_type", "")
-        )
-        return Text(variable=True, utf8="vlenutf8" in names.lower() or "string" in names.lower())
-    return None
+def plain_attribute(value: Any) -> Any:  # noqa: ANN401  (any value of an attribute)
+    """Return the value of an attribute as plain Python, bytes as they are."""
+    if isinstance(value, np.bytes_):
+        return bytes(value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

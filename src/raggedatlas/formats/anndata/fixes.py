@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,35 +88,32 @@ def repair(path: Address, target: Address, level: Depth = "full") -> Repair:
     ('A02 uns/k: declared as array 0.2.0',)
     """
     with local_target(target) as copy, local_copy(path) as file:
-        done = _repair(file, copy, level)
-    return replace(done, path=str(as_path(target)))
-
-
-def _repair(path: Path, target: Path, level: Depth) -> Repair:
-    if target.exists():
-        raise DuplicateError(f"{target} exists; choose another name for the repaired copy.")
-    if is_zip(path):
-        raise SourceError(f"{path} is a zip file, which cannot be changed in place; repair the folder that it holds.")
-    left = validate(path, level)
-    fixed: list[str] = []
-    with writable(target), written_aside(target, overwrite=False) as new:
-        if path.is_dir():
-            shutil.copytree(path, new)
-        else:
-            shutil.copyfile(path, new)
-            new.chmod(new.stat().st_mode | 0o600)
-        # Without anything to fix, the copy is not opened and stays identical to the file.
-        if any(problem.rule in FIXES for problem in left):
-            with _open_for_writing(new) as root:
-                fixed, left = _fix(root, left, full=level == "full")
-        broken = [problem for problem in left if problem.level == "must"]
-        if broken:
-            more = f" ({len(broken) - 1:,} more such)" if len(broken) > 1 else ""
-            raise SourceError(f"{path}: {broken[0]}{more} No copy was written, since this cannot be fixed in it.")
-        if new.is_file():
-            with new.open("r+b") as file:
-                os.fsync(file.fileno())
-    return Repair(str(target), tuple(fixed), tuple(left))
+        if copy.exists():
+            raise DuplicateError(f"{copy} exists; choose another name for the repaired copy.")
+        if is_zip(file):
+            raise SourceError(
+                f"{file} is a zip file, which cannot be changed in place; repair the folder that it holds."
+            )
+        left = validate(file, level)
+        fixed: list[str] = []
+        with writable(copy), written_aside(copy, overwrite=False) as new:
+            if file.is_dir():
+                shutil.copytree(file, new)
+            else:
+                shutil.copyfile(file, new)
+                new.chmod(new.stat().st_mode | 0o600)
+            # Without anything to fix, the copy is not opened and stays identical to the file.
+            if any(problem.rule in FIXES for problem in left):
+                with _open_for_writing(new) as root:
+                    fixed, left = _fix(root, left, full=level == "full")
+            broken = [problem for problem in left if problem.level == "must"]
+            if broken:
+                more = f" ({len(broken) - 1:,} more such)" if len(broken) > 1 else ""
+                raise SourceError(f"{file}: {broken[0]}{more} No copy was written, since this cannot be fixed in it.")
+            if new.is_file():
+                with new.open("r+b") as written:
+                    os.fsync(written.fileno())
+    return Repair(str(as_path(target)), tuple(fixed), tuple(left))
 
 
 def _fix(root: Node, problems: Problems, *, full: bool) -> tuple[list[str], Problems]:
@@ -130,24 +127,19 @@ def _fix(root: Node, problems: Problems, *, full: bool) -> tuple[list[str], Prob
             break
         for problem in todo:
             tried.add((problem.rule, problem.path, problem.message))
-            change = _fix_one(root, problem)
+            change = ""
+            try:
+                with warnings_as("ignore"):
+                    change = FIXES[problem.rule](_node_at(root, problem.path))
+            except (AtlasError, unknown_encoding(), *READ_ERRORS) as error:
+                # An error with a number comes from the disk and ends the repair; h5py reports damaged data without one.
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
             if change:
                 done.append(f"{problem.rule} {problem.path or 'the root'}: {change}")
         # A new node, because `attrs` and `children` of `root` are cached from before the fixes.
         problems = check_root(Node(root.uri, "", root.stored), full=full)
     return done, problems
-
-
-def _fix_one(root: Node, problem: Problem) -> str:
-    """Fix one problem and describe the change; return ``""`` if it cannot be fixed."""
-    try:
-        with warnings_as("ignore"):
-            return FIXES[problem.rule](_node_at(root, problem.path))
-    except (AtlasError, unknown_encoding(), *READ_ERRORS) as error:
-        # An error with a number comes from the disk and ends the repair; h5py reports damaged data without one.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        return ""
 
 
 def _node_at(root: Node, path: str) -> Node:
@@ -250,13 +242,34 @@ def move_up(node: Node) -> str:
 
 
 def sort_sparse(node: Node) -> str:
-    """Sort the entries of a sparse matrix and sum duplicates."""
+    """Sort the indices of a sparse matrix within each row (CSR) or column (CSC) and sum duplicates.
+
+    Nothing is changed where the pointers are invalid or a sum overflows the dtype.
+    """
     shape = sparse_shape(node)
     if shape is None or encoding_of(node) not in SPARSE:
         return ""
-    removed = sort_entries(node, shape[0 if encoding_of(node) == "csr_matrix" else 1])
-    if removed < 0:
+    pointers = node.children["indptr"]
+    indptr = pointers.whole().astype(np.int64)
+    parts = node.children["indices"], node.children["data"]
+    if indptr[0] != 0 or (np.diff(indptr) < 0).any() or any(part.shape != (indptr[-1],) for part in parts):
         return ""
+    lengths = _summed_lengths(parts, indptr, shape[0 if encoding_of(node) == "csr_matrix" else 1])
+    if lengths is None:
+        return ""
+    # All three arrays are written anew before one is replaced, so that an error leaves the matrix as it was.
+    bounds = np.cumsum(lengths)
+    with (
+        _new_array(pointers, pointers.dtype, bounds.shape) as new_pointers,
+        _new_array(parts[0], parts[0].dtype, (int(bounds[-1]),)) as new_indices,
+        _new_array(parts[1], parts[1].dtype, (int(bounds[-1]),)) as new_data,
+    ):
+        new_pointers[...] = bounds.astype(pointers.dtype)
+        for first, last, indices, data in _row_blocks(parts, indptr):
+            _, places, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, data)
+            new_indices[bounds[first] : bounds[last]] = places
+            new_data[bounds[first] : bounds[last]] = sums
+    removed = int(indptr[-1] - bounds[-1])
     return f"entries sorted{f', {removed:,} summed into others' if removed else ''}"
 
 
@@ -264,7 +277,9 @@ def make_signed(node: Node) -> str:
     """Convert unsigned pointers or indices to int64."""
     if node.kind != "integer" or any(len(v) and int(v.max()) > np.iinfo(np.int64).max for _, v in node.blocks()):
         return ""
-    recast(node, np.dtype(np.int64))
+    with _new_array(node, np.dtype(np.int64), node.shape or ()) as array:
+        for start, values in node.blocks():
+            array[start : start + len(values)] = values.astype(np.int64, copy=False)
     return "written as int64"
 
 
@@ -289,18 +304,15 @@ def list_columns(node: Node) -> str:
     names += [name for name in others if name not in (own, OLD_CATEGORIES)]
     if names == before and "column-order" in node.attrs:
         return ""
-    _set_names(node.stored, "column-order", names, in_hdf5=node.in_hdf5)
+    if node.in_hdf5:
+        import h5py
+
+        # With a dtype, because h5py stores an empty list as float64, which is no list of text.
+        texts = np.array(names, dtype=object)
+        node.stored.attrs.create("column-order", texts, dtype=h5py.string_dtype(), shape=texts.shape)
+    else:
+        node.stored.attrs["column-order"] = names
     return f"column-order lists {len(names):,} columns"
-
-
-def _set_names(stored: Any, attribute: str, names: list[str], *, in_hdf5: bool) -> None:  # noqa: ANN401
-    if not in_hdf5:
-        stored.attrs[attribute] = names
-        return
-    import h5py
-
-    # With a dtype, because h5py stores an empty list as float64, which is no list of text.
-    stored.attrs.create(attribute, np.array(names, dtype=object), dtype=h5py.string_dtype(), shape=(len(names),))
 
 
 def write_text(node: Node) -> str:
@@ -399,42 +411,6 @@ def write_small(node: Node, value: Any) -> None:  # noqa: ANN401  (any element t
             group[temporary].attrs[name] = attribute
 
 
-def recast(node: Node, dtype: np.dtype[Any]) -> None:
-    """Convert an array to another dtype, block by block."""
-    with _new_array(node, dtype, node.shape or (), _chunks(node)) as array:
-        for start, values in node.blocks():
-            array[start : start + len(values)] = values.astype(dtype, copy=False)
-
-
-def sort_entries(node: Node, n_major: int) -> int:
-    """Sort the indices of a sparse matrix within each row (CSR) or column (CSC) and sum duplicates.
-
-    Returns the number of removed duplicates; -1 if the pointers are invalid or a sum overflows the dtype, in which case
-    nothing is changed.
-    """
-    pointers = node.children["indptr"]
-    indptr = pointers.whole().astype(np.int64)
-    parts = node.children["indices"], node.children["data"]
-    if indptr[0] != 0 or (np.diff(indptr) < 0).any() or any(part.shape != (indptr[-1],) for part in parts):
-        return -1
-    lengths = _summed_lengths(parts, indptr, n_major)
-    if lengths is None:
-        return -1
-    # All three arrays are written anew before one is replaced, so that an error leaves the matrix as it was.
-    bounds = np.cumsum(lengths)
-    with (
-        _new_array(pointers, pointers.dtype, bounds.shape, _chunks(pointers)) as new_pointers,
-        _new_array(parts[0], parts[0].dtype, (int(bounds[-1]),), _chunks(parts[0])) as new_indices,
-        _new_array(parts[1], parts[1].dtype, (int(bounds[-1]),), _chunks(parts[1])) as new_data,
-    ):
-        new_pointers[...] = bounds.astype(pointers.dtype)
-        for first, last, indices, data in _row_blocks(parts, indptr):
-            _, places, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, data)
-            new_indices[bounds[first] : bounds[last]] = places
-            new_data[bounds[first] : bounds[last]] = sums
-    return int(indptr[-1] - bounds[-1])
-
-
 def _row_blocks(
     parts: tuple[Node, Node], indptr: NDArray[np.int64]
 ) -> Iterator[tuple[int, int, NDArray[Any], NDArray[Any]]]:
@@ -475,33 +451,42 @@ def _summed_lengths(parts: tuple[Node, Node], indptr: NDArray[np.int64], n_major
     for first, last, indices, data in _row_blocks(parts, indptr):
         rows, _, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, _wide(data))
         lengths[first + 1 : last + 1] = np.bincount(rows, minlength=last - first)
-        if len(sums) < len(data) and not _sums_fit(data, sums, dtype):
+        if len(sums) == len(data) or dtype.kind == "b":
+            continue
+        if dtype.kind in "iu":
+            limits, largest = np.iinfo(dtype), max(abs(int(data.min())), abs(int(data.max())))
+            # Values so large that 64-bit sums could wrap around do not fit.
+            could_wrap = dtype.itemsize == 8 and largest * len(data) > limits.max
+            fits = not could_wrap and sums.min() >= limits.min and sums.max() <= limits.max
+        else:
+            fits = np.isfinite(sums).all() or not np.isfinite(data).all()
+        if not fits:
             return None
     return lengths
 
 
-def _sums_fit(data: NDArray[Any], sums: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Return whether sums of values fit their dtype; values so large that 64-bit sums could wrap around do not."""
-    if dtype.kind in "iu":
-        limits, largest = np.iinfo(dtype), max(abs(int(data.min())), abs(int(data.max())))
-        could_wrap = dtype.itemsize == 8 and largest * len(data) > limits.max
-        return not could_wrap and bool(sums.min() >= limits.min and sums.max() <= limits.max)
-    return dtype.kind == "b" or bool(np.isfinite(sums).all() or not np.isfinite(data).all())
-
-
-def _chunks(node: Node) -> tuple[int, ...] | None:
-    chunks = getattr(node.stored, "chunks", None)
-    return tuple(chunks) if chunks else None
-
-
 @contextmanager
-def _new_array(
-    node: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None
-) -> Iterator[Any]:
-    """Yield a new array with the compression and attributes of another, which it replaces unless there is an error."""
-    create: Callable[..., Any] = _create_hdf5 if node.in_hdf5 else _create_zarr
+def _new_array(node: Node, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[Any]:
+    """Yield a new array with the chunks, compression and attributes of another, which it replaces unless there is an error."""
+    old = node.stored
+    options: dict[str, Any] = {}
+    if not node.in_hdf5:
+        options = {"chunks": old.chunks, "shards": old.shards, "compressors": old.compressors}
+    elif old.chunks and 0 not in shape:
+        fitting = tuple(min(c, s) for c, s in zip(old.chunks, shape, strict=True))
+        options = {"chunks": fitting, "maxshape": tuple(None for _ in shape)}
+        options |= {"compression": old.compression, "compression_opts": old.compression_opts}
+        options |= {"shuffle": old.shuffle, "fletcher32": old.fletcher32}
+        if old.compression not in ("gzip", "lzf", "szip"):
+            # h5py names no plugin: it has None or "unknown" for them.
+            plist = old.id.get_create_plist()
+            filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+            plugins = [one for one in filters if one[0] > LAST_BUILTIN_FILTER and filter_available(one[0])]
+            code, _, values, _ = plugins[0] if plugins else (None, 0, None, b"")
+            options |= {"compression": code, "compression_opts": values}
     with _replacement(node) as temporary:
-        array = create(parent_of(node), temporary, node, dtype, shape, chunks)
+        create = parent_of(node).create_dataset if node.in_hdf5 else parent_of(node).create_array
+        array = create(temporary, shape=shape, dtype=dtype, **options)
         for name, value in node.attrs.items():
             array.attrs[name] = value
         yield array
@@ -524,33 +509,3 @@ def _replacement(node: Node) -> Iterator[str]:
     else:
         shutil.rmtree(folder)
         folder.with_name(temporary).rename(folder)
-
-
-def _create_hdf5(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
-    array = node.stored
-    options: dict[str, Any] = {}
-    if chunks and 0 not in shape:
-        fitting = tuple(min(c, s) for c, s in zip(chunks, shape, strict=True))
-        options = {"chunks": fitting, "maxshape": tuple(None for _ in shape)}
-        options |= {"compression": array.compression, "compression_opts": array.compression_opts}
-        options |= {"shuffle": array.shuffle, "fletcher32": array.fletcher32}
-        if array.compression not in ("gzip", "lzf", "szip"):
-            # h5py names no plugin: it has None or "unknown" for them.
-            plist = array.id.get_create_plist()
-            filters = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-            plugins = [one for one in filters if one[0] > LAST_BUILTIN_FILTER and filter_available(one[0])]
-            code, _, values, _ = plugins[0] if plugins else (None, 0, None, b"")
-            options |= {"compression": code, "compression_opts": values}
-    return group.create_dataset(name, shape, dtype, **options)
-
-
-def _create_zarr(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
-    array = node.stored
-    return group.create_array(
-        name,
-        shape=shape,
-        dtype=dtype,
-        chunks=chunks,
-        shards=array.shards if chunks == _chunks(node) else None,
-        compressors=array.compressors,
-    )

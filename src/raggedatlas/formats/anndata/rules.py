@@ -340,13 +340,7 @@ def declared_encoding(node: Node) -> tuple[str, str]:
 
 
 def as_text(value: object) -> str:
-    """Return an attribute of text or bytes as text, anything else as ``""``.
-
-    Examples
-    --------
-    >>> as_text(b"dict"), as_text("dict"), as_text(1), as_text(None)
-    ('dict', 'dict', '', '')
-    """
+    """Return an attribute of text or bytes as text, anything else as ``""``."""
     value = plain_attribute(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="replace")
@@ -452,13 +446,7 @@ def layout_of(root: Node) -> Layout:
 
 
 def listed(value: object) -> list[str] | None:
-    """Return the names in an attribute such as column-order; None if it is not a list of text.
-
-    Examples
-    --------
-    >>> listed(np.array(["a", b"b"], dtype=object)), listed(np.array([])), listed([1])
-    (['a', 'b'], [], None)
-    """
+    """Return the names in an attribute such as column-order; None if it is not a list of text."""
     value = plain_attribute(value)
     names = [value] if isinstance(value, str | bytes) else value
     if not isinstance(names, list | tuple):
@@ -483,7 +471,11 @@ def names_node(frame: Node) -> Node | None:
 def name_hashes(frame: Node) -> Hashes | None:
     """Return hashes of the row names of a frame, (n,) uint64; None if there are none."""
     index = names_node(frame)
-    return None if index is None else joined([hash_names(values) for _, values in index.blocks()])
+    return None if index is None else _hash_blocks(index)
+
+
+def _hash_blocks(index: Node) -> Hashes:
+    return np.concatenate([np.empty(0, np.uint64), *(hash_names(values) for _, values in index.blocks())])
 
 
 def hash_names(values: NDArray[Any]) -> Hashes:
@@ -495,20 +487,15 @@ def hash_names(values: NDArray[Any]) -> Hashes:
     return hashes
 
 
-def joined(parts: list[Hashes]) -> Hashes:
-    """Concatenate the hashes of blocks."""
-    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
-
-
 def check_unique_names(checker: AnnDataChecker, frame: Node) -> Hashes | None:
     """Check that the row names of a frame are unique (A29), and return their hashes."""
     index = names_node(frame)
     if index is None:
         return None
-    hashes = joined(checker.read_names.pop(index.path, []))
+    hashes = np.concatenate([np.empty(0, np.uint64), *checker.read_names.pop(index.path, [])])
     # Not collected, or not completely: `check_text` stops at the first invalid UTF-8.
     if len(hashes) != (index.shape or (0,))[0]:
-        hashes = joined([hash_names(values) for _, values in index.blocks()])
+        hashes = _hash_blocks(index)
     ordered = np.sort(hashes)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     known: set[object] = set()

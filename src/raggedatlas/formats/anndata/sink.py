@@ -14,7 +14,8 @@ from raggedatlas.formats.containers import GROUPS, MEMBERS, Container, open_hdf5
 from raggedatlas.formats.element_writer import check_name
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS
-from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput, writable
+from raggedatlas.formats.modalities import MemoryOutput
+from raggedatlas.formats.output_files import Hdf5Output, ZarrOutput, writable
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.frames import ColumnTable
 from raggedatlas.model.protocols import SinkMatrix
@@ -67,6 +68,10 @@ def zarr_sink(
     """
     target = ZarrOutput(path, zarr_format=zarr_format, compression=compression, overwrite=overwrite)
     return TreeSink(target, multimodal=multimodal)
+
+
+OutputFile = Hdf5Output | ZarrOutput | MemoryOutput
+"""A tree that is being written out of sight."""
 
 
 class TreeSink:

@@ -1,7 +1,7 @@
 """Sources for AnnData: `.h5ad` files, Zarr folders and objects."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from raggedatlas.formats.anndata.elements import (
     stated_shape,
     unlisted_columns,
 )
-from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, space_of
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, open_composite, space_of
 from raggedatlas.formats.containers import (
     MAX_ELEMENT_BYTES,
     MEMBERS,
@@ -31,7 +31,6 @@ from raggedatlas.formats.containers import (
     open_hdf5,
     open_object,
     open_zarr,
-    readable,
 )
 from raggedatlas.formats.matrix_readers import (
     NUMBER_KINDS,
@@ -41,7 +40,6 @@ from raggedatlas.formats.matrix_readers import (
     LazyRows,
     MatrixLocation,
     RowReader,
-    SparseArrays,
 )
 from raggedatlas.store.location import AnyPath
 
@@ -51,18 +49,13 @@ if TYPE_CHECKING:
 
 
 def h5ad_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
-    """Open an `.h5ad` file of any age; its matrices are streamed.
-
-    Examples
-    --------
-    >>> source = h5ad_source("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
-    """
-    return _stored_source(open_hdf5(path), path, "h5ad", limit=max_element_bytes)
+    """Open an `.h5ad` file of any age; its matrices are streamed."""
+    return open_composite(open_hdf5(path), partial(read_stored_parts, limit=max_element_bytes), path, "h5ad")
 
 
 def zarr_source(path: AnyPath, *, max_element_bytes: int = MAX_ELEMENT_BYTES) -> CompositeSource:
     """Open an AnnData in a Zarr folder, format 2 or 3, sharded or not, or in a zip file of such a folder."""
-    return _stored_source(open_zarr(path), path, "zarr", limit=max_element_bytes)
+    return open_composite(open_zarr(path), partial(read_stored_parts, limit=max_element_bytes), path, "zarr")
 
 
 def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
@@ -70,7 +63,8 @@ def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group
     container = open_object(group)
     # `open_object` names a group within a file `file:group`.
     name = Path(container.uri.rpartition(":")[2]).stem or "group"
-    return _stored_source(container, Path(container.uri), "h5ad" if hasattr(group, "id") else "zarr", name)
+    form = "h5ad" if hasattr(group, "id") else "zarr"
+    return open_composite(container, read_stored_parts, Path(container.uri), form, name)
 
 
 def object_source(adata: "AnnData") -> CompositeSource:
@@ -83,20 +77,6 @@ def object_source(adata: "AnnData") -> CompositeSource:
     uri = str(Path(str(adata.filename)).absolute()) if adata.isbacked else ""
     name = Path(uri).stem if uri else "anndata"
     return CompositeSource(read_object_parts(adata), name=name, uri=uri, format="anndata")
-
-
-def _stored_source(
-    container: Container, path: AnyPath, form: str, name: str = "", limit: int = MAX_ELEMENT_BYTES
-) -> CompositeSource:
-    try:
-        with readable(container.uri, "its structure"):
-            parts = read_stored_parts(container, limit=limit)
-        # The stem of `a.zarr.zip` is `a.zarr`.
-        name = name or path.stem.removesuffix(".zarr")
-        return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
-    except BaseException:
-        container.close()
-        raise
 
 
 def read_stored_parts(container: Container, prefix: str = "", limit: int = MAX_ELEMENT_BYTES) -> SourceParts:
@@ -167,13 +147,16 @@ class _Stored(_Contents):
             )
         self.n_cells = n_cells
         self.n_features = frame_length(container, f"{prefix}var")
-        self._names: list[str] | None = None
         self.read_whole: list[str] = []
 
     def parts(self) -> SourceParts:
         if self.n_features is not None:
             self.features["var"] = self._frame("var")
-        space = self._space()
+        types = next((name for name in ("feature_types", "feature_type") if self._get(f"var/{name}") is not None), "")
+        space = "gene_expression"
+        if types:
+            values = read_element(self.container, f"{self.prefix}var/{types}")
+            space = space_of(np.asarray(values, dtype=object).tolist())
         for path in ("X", *(f"layers/{name}" for name in self._members("layers"))):
             rows = self._rows(path)
             if rows is None:
@@ -205,13 +188,12 @@ class _Stored(_Contents):
         return partial(read_frame, self.container, self.prefix + path, f"{self.prefix}uns")
 
     def _place(self, path: str) -> MatrixLocation:
-        return MatrixLocation(self.container.uri, self.prefix + path, self._cell_name)
+        return MatrixLocation(self.container.uri, self.prefix + path, lambda row: self._names[row])
 
-    def _cell_name(self, row: int) -> str:
+    @cached_property
+    def _names(self) -> list[str]:
         # Only messages contain names, so they are read when the first one does.
-        if self._names is None:
-            self._names = [str(name) for name in self._frame("obs")().index]
-        return self._names[row]
+        return [str(name) for name in self._frame("obs")().index]
 
     def _raw(self) -> None:
         dotted = self._get("raw.X") is not None
@@ -241,7 +223,16 @@ class _Stored(_Contents):
             if attribute(member, "encoding-type") == "dataframe":
                 # Registered twice: the element keeps names and dtypes, the matrix can be read in blocks.
                 self.elements[key] = partial(read_element, self.container, self.prefix + key)
-                self._embedding(key, _frame_rows(self, key, member))
+                names = [column for column in columns_listed(member) if column != index_name(member)]
+                columns = [self._get(f"{key}/{column}") for column in names]
+                n_rows = frame_length(self.container, self.prefix + key)
+                # Categorical and nullable columns are groups; a frame that has one is an element only.
+                numeric = all(is_array(column) and column.dtype.kind in "biuf" for column in columns)
+                if numeric and n_rows is not None and all(column.shape == (n_rows,) for column in columns):
+                    self.features[key] = partial(columns_of, names)
+                    self._embedding(key, DenseRows(_Columns(columns, n_rows), self._place(key)))
+                else:
+                    self._embedding(key, None)
             elif is_array(member) and (len(member.shape or ()) < 2 or member.dtype.kind not in NUMBER_KINDS):
                 self._whole(key, key)
             else:
@@ -252,22 +243,18 @@ class _Stored(_Contents):
             self._whole(key, key)
             return
         self._check_matrix(key, rows, None)
-        self.add(key, rows, self._embedding_names(key, rows), "")
 
-    def _embedding_names(self, key: str, rows: RowReader) -> str:
-        if key in self.features:
-            return key
-        for candidate in _name_keys(key.removeprefix("obsm/")):
+        def named(path: str) -> "pd.DataFrame":
+            values = self.container.whole(self.prefix + path, rows.shape[1])
+            return columns_of([v.decode() if isinstance(v, bytes) else str(v) for v in values])
+
+        for candidate in () if key in self.features else _name_keys(key.removeprefix("obsm/")):
             stored = self._get(f"uns/{candidate}")
             if stored is not None and is_array(stored) and stored.shape == (rows.shape[1],):
-                self.features[key] = partial(self._named, f"uns/{candidate}", rows.shape[1])
+                self.features[key] = partial(named, f"uns/{candidate}")
                 self.left_out[f"uns/{candidate}"] = f"names of the columns of {key}"
-                return key
-        return ""
-
-    def _named(self, path: str, length: int) -> "pd.DataFrame":
-        values = self.container.whole(self.prefix + path, length)
-        return columns_of([v.decode() if isinstance(v, bytes) else str(v) for v in values])
+                break
+        self.add(key, rows, key if key in self.features else "", "")
 
     def _group(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
         """Add the members of obsp, varm or varp: matrices in blocks, all else as complete elements."""
@@ -306,35 +293,28 @@ class _Stored(_Contents):
         """Add `uns`, except what old versions of anndata kept there: graphs, and categories of columns."""
         old = [node for node in (self._get("obs"), self._get("var")) if node is not None and is_array(node)]
         spent = {f"{name}_categories" for node in old for name in node.dtype.names or ()}
+        nodes = [(name, self._get(f"uns/neighbors/{name}")) for name in ("connectivities", "distances")]
+        sparse = {"data", "indices", "indptr"}
+        graphs = [
+            name
+            for name, node in nodes
+            if (is_array(node) and len(node.shape or ()) == 2) or sparse <= set(self._members(f"uns/neighbors/{name}"))
+        ]
         for name in self._members("uns"):
             if name in spent:
                 self.left_out.setdefault(f"uns/{name}", "categories of a column")
-            elif name == "neighbors" and (graphs := self._graphs()):
-                for graph in graphs:
-                    self._member(f"obsp/{graph}", f"uns/neighbors/{graph}", (self.n_cells, self.n_cells))
-                self.left_out.setdefault("uns/neighbors", describe_node(self._get("uns/neighbors")))
-                kept = [member for member in self._members("uns/neighbors") if member not in graphs]
-                self.read_whole += [f"{self.prefix}uns/neighbors/{member}" for member in kept]
-                self.elements["uns/neighbors"] = partial(self._without, "uns/neighbors", graphs)
-            else:
+            elif name != "neighbors" or not graphs:
                 self._whole(f"uns/{name}", f"uns/{name}")
-
-    def _graphs(self) -> list[str]:
-        nodes = [(name, self._get(f"uns/neighbors/{name}")) for name in ("connectivities", "distances")]
-        return [
-            name
-            for name, node in nodes
-            if node is not None
-            and (
-                len(node.shape or ()) == 2
-                if is_array(node)
-                else {"data", "indices", "indptr"} <= set(self._members(f"uns/neighbors/{name}"))
-            )
-        ]
-
-    def _without(self, path: str, names: list[str]) -> dict[str, Any]:
-        kept = [name for name in self._members(path) if name not in names]
-        return {name: read_element(self.container, f"{self.prefix}{path}/{name}") for name in kept}
+        if graphs:
+            for graph in graphs:
+                self._member(f"obsp/{graph}", f"uns/neighbors/{graph}", (self.n_cells, self.n_cells))
+            self.left_out.setdefault("uns/neighbors", describe_node(self._get("uns/neighbors")))
+            kept = {name: f"{self.prefix}uns/neighbors/{name}" for name in self._members("uns/neighbors")}
+            kept = {name: path for name, path in kept.items() if name not in graphs}
+            self.read_whole += kept.values()
+            self.elements["uns/neighbors"] = lambda: {
+                name: read_element(self.container, path) for name, path in kept.items()
+            }
 
     def _rows(self, path: str, n_rows: int | None = None) -> RowReader | None:
         node = self._get(path)
@@ -352,9 +332,9 @@ class _Stored(_Contents):
                 f"{place.uri}: {place.element} is stored as {describe_node(node)!r}; a dense array, csr_matrix or csc_matrix "
                 "can be read. Convert it, e.g. with scipy's tocsr, or remove it."
             )
-        arrays = [self._get(f"{path}/{name}") for name in ("indptr", "indices", "data")]
+        arrays = {name: self._get(f"{path}/{name}") for name in ("indptr", "indices", "data")}
         sizes = stated_shape(node)
-        if sizes is None or len(sizes) != 2 or not all(is_array(a) and a.shape is not None for a in arrays):
+        if sizes is None or len(sizes) != 2 or not all(is_array(a) and a.shape is not None for a in arrays.values()):
             raise SourceError(
                 f"{place.uri}: {place.element} lacks one of indptr, indices, data or its shape; write the file again."
             )
@@ -363,7 +343,7 @@ class _Stored(_Contents):
         if n_rows is None and not path.startswith(("raw/varm", "raw.varm")):
             self._check_shape(path, shape, (self.n_cells, None), fits=shape[1] >= 0)
         reader = CsrRows if form == "csr_matrix" else CscRows
-        return reader(SparseArrays(arrays[0], arrays[1], arrays[2], shape), place)
+        return reader(arrays, shape, place)
 
     def _check_matrix(self, path: str, rows: RowReader, n_features: int | None) -> None:
         n_axes = len(rows.shape)
@@ -378,14 +358,6 @@ class _Stored(_Contents):
                 f"{self.container.uri}: {self.prefix}{key} has shape {shape}, where {expected} was expected from the tables of "
                 "cells and features (None is any); the file does not fit together. Write it again."
             )
-
-    def _space(self) -> str:
-        for name in ("feature_types", "feature_type"):
-            node = self._get(f"var/{name}")
-            if node is not None:
-                values = read_element(self.container, f"{self.prefix}var/{name}")
-                return space_of(np.asarray(values, dtype=object).tolist())
-        return "gene_expression"
 
 
 class _Field:
@@ -414,26 +386,8 @@ class _Columns:
         return np.stack([column[rows] for column in self._columns], axis=1)
 
 
-def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # noqa: ANN401
-    names = [name for name in columns_listed(group) if name != index_name(group)]
-    columns = [stored._get(f"{key}/{name}") for name in names]
-    # Categorical and nullable columns are groups; a frame that has one is an element only.
-    numeric = all(column is not None and is_array(column) and column.dtype.kind in "biuf" for column in columns)
-    n_rows = frame_length(stored.container, stored.prefix + key)
-    if not numeric or n_rows is None or any(column.shape != (n_rows,) for column in columns):
-        return None
-    stored.features[key] = partial(columns_of, names)
-    return DenseRows(_Columns(columns, n_rows), stored._place(key))
-
-
 def describe_node(node: Any) -> str:  # noqa: ANN401
-    """Describe a stored element in a few words.
-
-    Examples
-    --------
-    >>> describe_node(None)
-    'nothing'
-    """
+    """Describe a stored element in a few words."""
     if node is None:
         return "nothing"
     encoding = attribute(node, "encoding-type")
@@ -453,96 +407,73 @@ def describe_node(node: Any) -> str:  # noqa: ANN401
 
 def read_object_parts(adata: "AnnData") -> SourceParts:
     """Describe an AnnData object; nothing of it is copied, views and backed matrices are read in slices."""
-    return _Object(adata).parts()
+    import pandas as pd
 
+    found = _Contents()
+    uri = str(adata.filename) if adata.isbacked else "the AnnData in memory"
 
-class _Object(_Contents):
-    def __init__(self, adata: "AnnData") -> None:
-        super().__init__()
-        self.adata = adata
-        self.features["var"] = lambda: _plain(adata.var)
+    def place(key: str) -> MatrixLocation:
+        return MatrixLocation(uri, key, lambda row: str(adata.obs_names[row]))
 
-    def parts(self) -> SourceParts:
-        adata = self.adata
-        space = self._space()
-        # `X` of a view copies what the view selects, so one row of it is looked at.
-        if (_slice(adata, 0, 1) if adata.is_view else adata).X is not None:
-            self.add("X", self._rows("X", lambda a: a.X), "var", space)
-        # Since anndata 0.13 the layers contain X under None.
-        for name in [key for key in adata.layers if key is not None]:
-            rows = self._rows(f"layers/{name}", partial(_item, "layers", name))
-            self.add(f"layers/{name}", rows, "var", space)
-        self._raw()
-        for name in list(adata.obsm):
-            self._embedding(name)
-        for group in ("obsp", "varm", "varp", "uns"):
-            for name, value in getattr(adata, group).items():
-                self._whole(f"{group}/{name}", value)
-        return self.source_parts(adata.n_obs, lambda: _plain(adata.obs))
+    def rows_of(key: str, get: Callable[[Any], Any]) -> RowReader:
+        if not adata.is_view:
+            return matrix_reader(get(adata), place(key))
+        width = get(_slice(adata, 0, 1)).shape[1:]
+        return LazyRows(lambda start, stop: get(_slice(adata, start, stop)), (adata.n_obs, *width), place(key))
 
-    def _whole(self, key: str, value: Any) -> None:  # noqa: ANN401
-        self.left_out.setdefault(key, describe_value(value))
-        self.elements[key] = partial(sound, key, value)
+    def add_whole(key: str, value: Any) -> None:  # noqa: ANN401
+        found.left_out.setdefault(key, describe_value(value))
+        found.elements[key] = partial(sound, key, value)
 
-    def _raw(self) -> None:
-        raw = self.adata.raw
-        if raw is None:
-            return
-        self.features["raw/var"] = lambda: _plain(raw.var)
-        place = self._place("raw/X")
-        rows = matrix_reader(raw.X, place)
-        if rows.shape != (self.adata.n_obs, raw.n_vars):
+    # A view's frame is of a subclass.
+    found.features["var"] = lambda: pd.DataFrame(adata.var)
+    types = next((adata.var[name] for name in ("feature_types", "feature_type") if name in adata.var), None)
+    space = "gene_expression" if types is None else space_of(types.unique())
+    # `X` of a view copies what the view selects, so one row of it is looked at.
+    if (_slice(adata, 0, 1) if adata.is_view else adata).X is not None:
+        found.add("X", rows_of("X", lambda a: a.X), "var", space)
+    # Since anndata 0.13 the layers contain X under None.
+    for name in [key for key in adata.layers if key is not None]:
+        found.add(f"layers/{name}", rows_of(f"layers/{name}", partial(_item, "layers", name)), "var", space)
+    raw = adata.raw
+    if raw is not None:
+        found.features["raw/var"] = lambda: pd.DataFrame(raw.var)
+        rows = matrix_reader(raw.X, place("raw/X"))
+        if rows.shape != (adata.n_obs, raw.n_vars):
             raise SourceError(
-                f"raw/X has shape {rows.shape}, where {(self.adata.n_obs, raw.n_vars)} was expected; set adata.raw anew."
+                f"raw/X has shape {rows.shape}, where {(adata.n_obs, raw.n_vars)} was expected; set adata.raw anew."
             )
-        self.add("raw/X", rows, "raw/var", "gene_expression")
+        found.add("raw/X", rows, "raw/var", "gene_expression")
         for name, value in raw.varm.items():
-            self._whole(f"raw/varm/{name}", value)
-
-    def _embedding(self, name: str) -> None:
-        import pandas as pd
-
+            add_whole(f"raw/varm/{name}", value)
+    for name, value in adata.obsm.items():
         key = f"obsm/{name}"
-        value = self.adata.obsm[name]
         if isinstance(value, pd.DataFrame):
-            self.elements[key] = lambda: _plain(value)
+            found.elements[key] = partial(pd.DataFrame, value)
             plain = all(isinstance(d, np.dtype) and d.kind in "biuf" for d in value.dtypes)
             # Booleans among numbers, and no columns at all, make a matrix of objects.
             matrix = value.to_numpy() if plain else np.empty(0, object)
             if matrix.dtype.kind not in NUMBER_KINDS:
-                self.left_out[key] = describe_value(value)
-                return
-            self.features[key] = partial(columns_of, [str(column) for column in value.columns])
-            self.add(key, DenseRows(matrix, self._place(key)), key, "")
-            return
+                found.left_out[key] = describe_value(value)
+                continue
+            found.features[key] = partial(columns_of, [str(column) for column in value.columns])
+            found.add(key, DenseRows(matrix, place(key)), key, "")
+            continue
         if len(getattr(value, "shape", ())) < 2 or getattr(value, "dtype", np.dtype(object)).kind not in NUMBER_KINDS:
-            self._whole(key, value)
-            return
-        rows = self._rows(key, partial(_item, "obsm", name))
+            add_whole(key, value)
+            continue
+        rows = rows_of(key, partial(_item, "obsm", name))
         for candidate in _name_keys(name):
-            names = np.asarray(self.adata.uns.get(candidate, ()))
+            names = np.asarray(adata.uns.get(candidate, ()))
             if names.shape == (rows.shape[1],):
-                self.features[key] = partial(columns_of, [str(n) for n in names])
-                self.left_out[f"uns/{candidate}"] = f"names of the columns of {key}"
+                found.features[key] = partial(columns_of, [str(n) for n in names])
+                found.left_out[f"uns/{candidate}"] = f"names of the columns of {key}"
                 break
-        self.add(key, rows, key if key in self.features else "", "")
-
-    def _rows(self, key: str, get: Callable[[Any], Any]) -> RowReader:
-        adata, place = self.adata, self._place(key)
-        if not adata.is_view:
-            return matrix_reader(get(adata), place)
-        width = get(_slice(adata, 0, 1)).shape[1:]
-        return LazyRows(lambda start, stop: get(_slice(adata, start, stop)), (adata.n_obs, *width), place)
-
-    def _place(self, key: str) -> MatrixLocation:
-        uri = str(self.adata.filename) if self.adata.isbacked else "the AnnData in memory"
-        return MatrixLocation(uri, key, lambda row: str(self.adata.obs_names[row]))
-
-    def _space(self) -> str:
-        for name in ("feature_types", "feature_type"):
-            if name in self.adata.var:
-                return space_of(self.adata.var[name].unique())
-        return "gene_expression"
+        found.add(key, rows, key if key in found.features else "", "")
+    for group in ("obsp", "varm", "varp", "uns"):
+        for name, value in getattr(adata, group).items():
+            add_whole(f"{group}/{name}", value)
+    return found.source_parts(adata.n_obs, lambda: pd.DataFrame(adata.obs))
 
 
 def matrix_reader(matrix: Any, place: MatrixLocation) -> RowReader:  # noqa: ANN401  (any matrix that AnnData holds)
@@ -551,13 +482,13 @@ def matrix_reader(matrix: Any, place: MatrixLocation) -> RowReader:  # noqa: ANN
 
     if bool(issparse(matrix)):
         matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
-        arrays = SparseArrays(matrix.indptr, matrix.indices, matrix.data, matrix.shape)
-        return (CsrRows if matrix.format == "csr" else CscRows)(arrays, place)
+        arrays = {"indptr": matrix.indptr, "indices": matrix.indices, "data": matrix.data}
+        return (CsrRows if matrix.format == "csr" else CscRows)(arrays, matrix.shape, place)
     group = getattr(matrix, "group", None)
     if group is not None and getattr(matrix, "format", "") in ("csr", "csc"):
         shape = (int(matrix.shape[0]), int(matrix.shape[1]))
-        arrays = SparseArrays(group["indptr"], group["indices"], group["data"], shape)
-        return (CsrRows if matrix.format == "csr" else CscRows)(arrays, place)
+        arrays = {name: group[name] for name in ("indptr", "indices", "data")}
+        return (CsrRows if matrix.format == "csr" else CscRows)(arrays, shape, place)
     if isinstance(matrix, np.ndarray) or type(matrix).__module__.partition(".")[0] in ("h5py", "zarr"):
         return DenseRows(matrix, place)
     if hasattr(matrix, "compute"):
@@ -572,11 +503,6 @@ def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnDa
     """Return an element with dask arrays computed and sparse matrices checked, also within mappings.
 
     SciPy looks only when it must at whether the parts of a matrix fit together.
-
-    Examples
-    --------
-    >>> sound("uns/n", 3)
-    3
     """
     from scipy.sparse import issparse
 
@@ -596,13 +522,7 @@ def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnDa
 
 
 def describe_value(value: Any) -> str:  # noqa: ANN401
-    """Describe an element in memory in a few words.
-
-    Examples
-    --------
-    >>> describe_value(np.zeros((2, 3)))
-    'ndarray (2, 3) float64'
-    """
+    """Describe an element in memory in a few words."""
     shape = "" if not isinstance(getattr(value, "shape", None), tuple) else f" {value.shape}"
     dtype = f" {value.dtype}" if isinstance(getattr(value, "dtype", None), np.dtype) else ""
     return f"{type(value).__name__}{shape}{dtype}"
@@ -619,9 +539,3 @@ def _slice(view: Any, start: int, stop: int) -> Any:  # noqa: ANN401
     # `_oidx` may be a slice, a mask or numbers; indexing `arange` turns each into row numbers.
     whole = view._adata_ref
     return whole[np.arange(whole.n_obs)[view._oidx][start:stop], view._vidx]
-
-
-def _plain(frame: Any) -> "pd.DataFrame":  # noqa: ANN401  (a view's frame is of a subclass)
-    import pandas as pd
-
-    return pd.DataFrame(frame)

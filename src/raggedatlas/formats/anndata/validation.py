@@ -46,6 +46,7 @@ from raggedatlas.formats.anndata.rules import (
     sparse_shape,
 )
 from raggedatlas.formats.containers import FETCH_AGAIN, MAX_DEPTH, READ_ERRORS, is_zip, readable
+from raggedatlas.formats.hdf5_chunks import FILTERS
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
 from raggedatlas.model.validation import Depth, Problem, Problems
@@ -151,23 +152,18 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
     if limits is not None:
         return _validate_apart(path, level, limits)
     with open_tree(path) as root, readable(str(path), "the root"):
-        _refuse_other_kinds(root)
+        # Sound files of formats without numbered rules would break most of those of AnnData.
+        kind = ""
+        if root.in_hdf5 and not declared_encoding(root)[0] and not {"obs", "mod"} & set(root.children):
+            if {"matrix", "row_attrs", "col_attrs"} <= set(root.children):
+                kind = "loom file"
+            elif any({"barcodes", "indptr"} <= set(member.children) for member in root.children.values()):
+                kind = "10x file"
+        if kind:
+            raise SourceError(
+                f"{root.uri} is a {kind}, and the numbered rules are of AnnData and MuData; add(path, dry_run=True) reads and checks all of it."
+            )
         return check_root(root, full=level == "full")
-
-
-def _refuse_other_kinds(root: Node) -> None:
-    """Refuse sound files of formats without numbered rules, which would break most of those of AnnData."""
-    if not root.in_hdf5 or declared_encoding(root)[0] or {"obs", "mod"} & set(root.children):
-        return
-    kind = ""
-    if {"matrix", "row_attrs", "col_attrs"} <= set(root.children):
-        kind = "loom file"
-    elif any({"barcodes", "indptr"} <= set(member.children) for member in root.children.values()):
-        kind = "10x file"
-    if kind:
-        raise SourceError(
-            f"{root.uri} is a {kind}, and the numbered rules are of AnnData and MuData; add(path, dry_run=True) reads and checks all of it."
-        )
 
 
 def _validate_apart(path: AnyPath, level: Depth, limits: Limits) -> Problems:
@@ -392,12 +388,6 @@ def _check_named(root: Node, message: str) -> Problems:
     return Problems([*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checker.problems])
 
 
-HDF5_FILTERS = {
-    1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc",
-    32004: "lz4", 32008: "bitshuffle", 32013: "zfp", 32015: "zstd", 32026: "blosc2",
-}  # fmt: skip
-"""Registered number of an HDF5 filter -> its name."""
-
 ZARR_METADATA = ("zarr.json", ".zarray", ".zattrs")
 """Names of the files of a Zarr array that hold no values."""
 
@@ -512,7 +502,7 @@ def _hdf5_compression(array: Any) -> str:  # noqa: ANN401
     names = []
     for i in range(plist.get_nfilters()):
         code, _, values, label = plist.get_filter(i)
-        name = HDF5_FILTERS.get(code) or label.decode(errors="replace") or f"filter {code}"
+        name = FILTERS.get(code) or label.decode(errors="replace") or f"filter {code}"
         names.append(f"{name} {values[0]}" if code == 1 and values else name)
     return " + ".join(names)
 
@@ -522,18 +512,17 @@ def _zarr_compression(array: Any) -> str:  # noqa: ANN401
         codecs = [*(array.filters or ()), *(array.compressors or ())]
     except READ_ERRORS:
         return ""
-    names = [_codec_text(codec) for codec in codecs]
-    # These codecs encode text of variable length and compress nothing.
-    return " + ".join(name for name in names if name not in ("vlen-utf8", "vlen-bytes"))
-
-
-def _codec_text(codec: Any) -> str:  # noqa: ANN401
-    # Codecs of Zarr format 2 are those of numcodecs, codecs of format 3 those of zarr-python.
-    if hasattr(codec, "get_config"):
-        settings = dict(codec.get_config())
-        name = str(settings.pop("id", ""))
-    else:
-        config = codec.to_dict()
-        name, settings = str(config.get("name", "")), config.get("configuration") or {}
-    values = [settings[key] for key in ("cname", "level", "clevel") if settings.get(key) is not None]
-    return " ".join(map(str, [name, *values]))
+    texts = []
+    for codec in codecs:
+        # Codecs of Zarr format 2 are those of numcodecs, codecs of format 3 those of zarr-python.
+        if hasattr(codec, "get_config"):
+            settings = codec.get_config()
+            name = str(settings.get("id", ""))
+        else:
+            config = codec.to_dict()
+            name, settings = str(config.get("name", "")), config.get("configuration") or {}
+        # These codecs encode text of variable length and compress nothing.
+        if name not in ("vlen-utf8", "vlen-bytes"):
+            values = [settings[key] for key in ("cname", "level", "clevel") if settings.get(key) is not None]
+            texts.append(" ".join(map(str, [name, *values])))
+    return " + ".join(texts)

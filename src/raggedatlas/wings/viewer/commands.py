@@ -81,8 +81,10 @@ def _what(
     if embedding is None and not serves_atlas(atlas_options.atlas) and not is_cells_path(atlas_options.path):
         # A path can only be a folder of results, while a text may be the name of an embedding.
         return atlas_options.path, None
-    cells: Query | AnyPath = atlas_options.path
-    if not is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
+    if is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
+        cells: Query | AnyPath = atlas_options.path
+    else:
+        # The address of an atlas, after which a snapshot may be named, is no path.
         query = atlas_options.open_snapshot(at).query()
         for condition in options.where:
             query = query.where(condition)

@@ -212,12 +212,6 @@ def object_centroids(shapes: Shapes, *, closed: bool = False) -> NDArray[np.floa
     Polygons, and lines that end where they begin, have the centre of their area, holes taken out; anything else, and
     what has no area, the mean of its vertices. If `closed`, every line is an outline, whose last vertex is joined with
     the first.
-
-    Examples
-    --------
-    >>> square = Shapes("polyline", np.array([[0, 0], [4, 0], [4, 4], [0, 4], [0, 0]]))
-    >>> object_centroids(square).tolist()
-    [[2.0, 2.0]]
     """
     # Sums of objects without vertices are NaN; 1 only avoids dividing by zero.
     made = _per_object(shapes, np.add) / np.maximum(np.diff(shapes.offsets), 1)[:, None]

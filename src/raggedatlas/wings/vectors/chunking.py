@@ -42,11 +42,6 @@ def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.i
     """Return ``floor(position / edge)`` for every vertex and axis, absolute and possibly negative: (N, D) int64.
 
     A position on a boundary belongs to the upper chunk. Integers are divided exactly if the edges are integers.
-
-    Examples
-    --------
-    >>> chunk_coordinates(np.array([[-0.5, 10.0]]), [10, 10]).tolist()
-    [[-1, 1]]
     """
     sizes = np.asarray(edges, np.float64)
     keys = np.empty(positions.shape, np.int64)

@@ -412,12 +412,6 @@ def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
 
     `rows` are rows of the objects (not ids), each at most once. Links with an end that is not in one of them are
     dropped.
-
-    Examples
-    --------
-    >>> both = Shapes("line", np.arange(8.0).reshape(4, 2), offsets=np.array([0, 2, 4]))
-    >>> take_objects(both, np.array([1])).positions.tolist()
-    [[4.0, 5.0], [6.0, 7.0]]
     """
     rows = np.asarray(rows)
     vertices = gather_rows(shapes.offsets, rows)

@@ -256,6 +256,13 @@ class CrossLinkReader:
         return result
 
     @cached_property
+    def _scales(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Number of root chunks spanned by a chunk of the owning and of the other level, per key part."""
+        n_parts = self.level.keys.keys.shape[1]
+        own, other = (level_scale(level.root, level.facts, n_parts) for level in (self.level, self.target))
+        return own, other
+
+    @cached_property
     def _by_chunk(self) -> dict[tuple[int, ...], list[int]]:
         """For each source chunk, the arrays that have links starting in it."""
         result: dict[tuple[int, ...], list[int]] = {}
@@ -305,9 +312,7 @@ class CrossLinkReader:
         counts = np.array([len(part) for part in rows], np.int64)
         combined = np.concatenate([np.zeros((0, columns), np.int64), *rows])
         segment = OffsetSegment(offsets, cells, counts_to_offsets(counts), combined, np.arange(len(combined)), ordered)
-        n_parts = self.level.keys.keys.shape[1]
-        own, other = (level_scale(level.root, level.facts, n_parts) for level in (self.level, self.target))
-        chunk, end_rows = decode_cross_links(segment, (own, other), self.where)
+        chunk, end_rows = decode_cross_links(segment, self._scales, self.where)
         attributes = self.level.attributes("link_attributes", cells, counts, wanted, f"/{self.name}/{name}")
         result = CrossLinks(self.delta, chunk, end_rows, directed, store, attributes)
         if store != "duplicate":

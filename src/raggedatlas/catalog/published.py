@@ -89,8 +89,21 @@ def open_published(
     reads from that cache alone. `any_redirect` follows redirects to this machine and private networks, too. `sources`
     is the rule of `SourceAccess`. Raises `CorruptError` if the atlas is damaged, or not what the root hash says.
     """
-    gateway, location = _open_files(address, storage_options or {}, cache, offline=offline, any_redirect=any_redirect)
-    files = gateway.files
+    options = {name: value for name, value in (storage_options or {}).items() if name in CACHE_OPTIONS}
+    if cache is not None:
+        options["cache_size"] = cache
+    if options.get("cache_size") or offline:
+        folder = user_cache()
+        if not options.get("cache_dir") and folder is None:
+            raise StoreError(
+                "There is no folder for caches, as this user has no home; name one with storage_options={'cache_dir': ...}."
+            )
+        options.setdefault("cache_dir", str(folder))
+    kept = KeptBlocks.of_options(options) if options.get("cache_dir") else None
+    place = None if _ADDRESS.match(address) else Location.of(address, storage_options)
+    shown = address.partition("?")[0].rstrip("/") if place is None else place.uri
+    gateway = Gateway(shown, partial(_read_published, place, address, kept, offline=offline, any_redirect=any_redirect))
+    files, location = gateway.files, Location(shown, options, gateway)
     root = _ROOT.fullmatch(str(at))
     if root is None:
         record = files.head.find(at, location.uri)
@@ -122,26 +135,6 @@ def published_files(view: Catalog) -> PublishedFiles:
     server = view.location.server
     assert isinstance(server, Gateway)
     return server.files
-
-
-def _open_files(
-    address: str, storage_options: Mapping[str, str], cache: str | None, *, offline: bool, any_redirect: bool
-) -> tuple[Gateway, Location]:
-    options = {name: value for name, value in storage_options.items() if name in CACHE_OPTIONS}
-    if cache is not None:
-        options["cache_size"] = cache
-    if options.get("cache_size") or offline:
-        folder = user_cache()
-        if not options.get("cache_dir") and folder is None:
-            raise StoreError(
-                "There is no folder for caches, as this user has no home; name one with storage_options={'cache_dir': ...}."
-            )
-        options.setdefault("cache_dir", str(folder))
-    kept = KeptBlocks.of_options(options) if options.get("cache_dir") else None
-    place = None if _ADDRESS.match(address) else Location.of(address, storage_options)
-    shown = address.partition("?")[0].rstrip("/") if place is None else place.uri
-    gateway = Gateway(shown, partial(_read_published, place, address, kept, offline=offline, any_redirect=any_redirect))
-    return gateway, Location(shown, options, gateway)
 
 
 def _read_published(

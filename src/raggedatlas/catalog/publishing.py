@@ -5,7 +5,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
 from pathlib import Path
@@ -300,19 +300,25 @@ def _write_pack(
     recorded hash or length.
     """
     n_bytes = sum(file.n_bytes for _, file in files)
-    source = None
-    if n_there == n_bytes:
-        # Renamed when it was complete, or an object, which appears as a whole.
-        source = target
+    # Renamed when it was complete, or an object, which appears as a whole.
+    is_there = n_there == n_bytes
     places: dict[str, PackedFile] = {}
     whole = hashlib.sha256()
+    ready, rest = read_blocks(target, pack) if is_there else iter(()), memoryview(b"")
+
+    def take(n: int) -> Iterator[memoryview]:
+        """Yield the next bytes of the pack that is there."""
+        nonlocal rest
+        while n > 0 and (rest := rest or memoryview(next(ready, b""))):
+            part, rest = rest[:n], rest[n:]
+            n -= len(part)
+            yield part
 
     def blocks() -> Iterator[bytes | memoryview]:
         offset = 0
-        ready = None if source is None else _Cut(read_blocks(target, pack))
         for path, file in files:
             hashed, n = hashlib.sha256(), 0
-            for block in read_blocks(file.place, file.key) if ready is None else ready.take(file.n_bytes):
+            for block in take(file.n_bytes) if is_there else read_blocks(file.place, file.key):
                 hashed.update(block)
                 whole.update(block)
                 n += len(block)
@@ -325,33 +331,13 @@ def _write_pack(
             places[path] = PackedFile(pack, offset, n, hashed.hexdigest())
             offset += n
 
-    if source is not None:
+    if is_there:
         for _ in blocks():
             pass
         return FileEntry(n_bytes, whole.hexdigest()), places
     # On a thread of its own: obstore takes the blocks of an upload where no other request can be made.
     with contextlib.closing(prefetch(blocks(), depth=4)) as ahead:
         return write_blocks(ahead, target, pack, target.child(PARTIAL)), places
-
-
-@dataclass
-class _Cut:
-    """Blocks of a pack, cut where its files end."""
-
-    blocks: Iterator[bytes | memoryview]
-    rest: memoryview = field(default_factory=lambda: memoryview(b""))
-
-    def take(self, n: int) -> Iterator[memoryview]:
-        """Yield the next bytes."""
-        while n > 0:
-            if not self.rest:
-                found = next(self.blocks, None)
-                if found is None:
-                    return
-                self.rest = memoryview(found)
-            part, self.rest = self.rest[:n], self.rest[n:]
-            n -= len(part)
-            yield part
 
 
 def _text(given: str | Path) -> str:

@@ -236,28 +236,28 @@ class MemoryOutput:
             if isinstance(node, _Array) and form:
                 values[path] = node.values()
             elif form in ("csr", "csc"):
-                parts = [self._nodes[f"{path}/{name}"].values() for name in ("data", "indices", "indptr")]
+                csr = tuple(self._nodes[f"{path}/{name}"].values() for name in ("data", "indices", "indptr"))
                 shape = tuple(node.attrs["shape"].tolist())
-                values[path] = scipy_matrix(form, tuple(parts), shape, needs_int64(parts[2], parts[1]))
+                values[path] = scipy_matrix(form, csr, shape, needs_int64(csr[2], csr[1]))
         values |= self._elements
         with readable(str(self.path), "the object that its elements make"):
-            self.made = self._mudata(values) if "mod" in self._nodes else make_anndata(values)
+            if "mod" not in self._nodes:
+                self.made = make_anndata(values)
+                return
+            parts: dict[str, dict[str, Any]] = {name: {} for name in self._nodes["mod"].attrs["mod-order"]}
+            tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
+            for key, value in values.items():
+                if key.startswith(MOD):
+                    _, name, inner = key.split("/", 2)
+                    parts[name][inner] = value
+                else:
+                    _put(tables, key, value)
+            made = {name: make_anndata(inner) for name, inner in parts.items()}
+            self.made = make_mudata(made, {**tables, "axis": self._nodes[""].attrs["axis"]})
 
     def discard(self) -> None:
         """Forget what was kept."""
         self._nodes, self._elements = {}, {}
-
-    def _mudata(self, values: Mapping[str, Any]) -> "MuData":
-        parts: dict[str, dict[str, Any]] = {name: {} for name in self._nodes["mod"].attrs["mod-order"]}
-        tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
-        for key, value in values.items():
-            if key.startswith(MOD):
-                _, name, inner = key.split("/", 2)
-                parts[name][inner] = value
-            else:
-                _put(tables, key, value)
-        made = {name: make_anndata(inner) for name, inner in parts.items()}
-        return make_mudata(made, {**tables, "axis": self._nodes[""].attrs["axis"]})
 
 
 class _Node:

@@ -362,12 +362,9 @@ def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
 
     `columns` names its first columns; those that the file lacks are left out, its others ignored.
     """
-    try:
-        with _opened(path) as file:
-            # The extra byte distinguishes a table that is too large from one that just fits.
-            text = file.read(MAX_TABLE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{path} cannot be read ({error}); it is damaged or cut short. Fetch it again.") from error
+    with _unpacked(path), _opened(path) as file:
+        # The extra byte distinguishes a table that is too large from one that just fits.
+        text = file.read(MAX_TABLE + 1)
     if len(text) > MAX_TABLE:
         raise LimitError(f"{path} unpacks to more than {MAX_TABLE:,} bytes; a table of names is never so large.")
     # `str.splitlines` also splits at characters that names may have.
@@ -385,19 +382,25 @@ def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
     return table
 
 
+@contextlib.contextmanager
+def _unpacked(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path} cannot be read ({error}); it is damaged or cut short. Fetch it again.") from error
+
+
 def _opened(path: Path) -> IO[bytes]:
     return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def _read_header(file: IO[bytes], path: Path) -> tuple[str, tuple[int, int], int]:
     """Read the field ("integer", "real" or "pattern"), the shape and the number of entries that a file states."""
-    try:
+    with _unpacked(path):
         words = file.readline(4096).decode(errors="replace").lower().split()
         line = file.readline(1 << 20)
         while line.startswith(b"%") or (line and not line.strip()):
             line = file.readline(1 << 20)
-    except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{path} cannot be read ({error}); it is damaged or cut short. Fetch it again.") from error
     known = len(words) == 5 and words[:3] == ["%%matrixmarket", "matrix", "coordinate"] and words[4] == "general"
     if not known or words[3] not in DTYPES:
         raise SourceError(

@@ -293,7 +293,7 @@ def _write(
             # The last shards are sent side by side.
             send.join()
         if not options.dry_run:
-            _close(written, layers, indices, create, bundle)
+            _close(catalog, written, layers, indices, create, bundle)
 
     return PendingWrite(written, left, close)
 
@@ -313,10 +313,7 @@ def link_group(
     written.n_entries = int(np.prod(info.shape, dtype=np.int64)) if linked.indptr is None else int(linked.indptr[-1])
     if not options.dry_run:
         if linked.bounds:
-            kept = {
-                own: _filled(catalog, f"{path}/{own}", values, catalog.codec()) for own, values in linked.bounds.items()
-            }
-            _close_arrays(written, kept, bundle if written.listed else None)
+            _write_arrays(catalog, written, path, linked.bounds, bundle if written.listed else None)
         for own, spec in linked.specs.items():
             written.specs[own] = links.link(
                 spec, f"{path}/{own}", sampled=own in linked.sampled, entries=linked.indptr is not None
@@ -334,12 +331,13 @@ def link_columns(catalog: Catalog, written: WrittenGroup, links: ColumnLinks, bu
         described = {f"csc/layers/{name}": arrays["data"]}
         if "csc/indices" not in written.specs:
             described["csc/indices"] = arrays["indices"]
-            bounds = _filled(catalog, f"{written.path}/csc/indptr", links.indptr[layer.info.key], catalog.codec())
-            _close_arrays(written, {"csc/indptr": bounds}, bundle if written.listed else None)
+            bounds = {"csc/indptr": links.indptr[layer.info.key]}
+            _write_arrays(catalog, written, written.path, bounds, bundle if written.listed else None)
         written.specs |= {own: links.link(spec, f"{written.path}/{own}") for own, spec in described.items()}
 
 
 def _close(
+    catalog: Catalog,
     written: WrittenGroup,
     layers: Sequence[_LayerWriter],
     indices: ArrayWriter | None,
@@ -350,12 +348,10 @@ def _close(
     writers = {}
     if indices is not None and written.indptr is not None:
         writers["csr/indices"] = indices
-        kept = {"csr/indptr": create("csr/indptr", np.int64)}
-        kept["csr/indptr"].append(written.indptr)
+        kept: dict[str, NDArray[Any]] = {"csr/indptr": written.indptr}
         if written.group.columns is not None:
-            kept[COLUMNS] = create(COLUMNS, np.uint32)
-            kept[COLUMNS].append(written.group.columns.astype(np.uint32))
-        _close_arrays(written, kept, bundle if written.listed else None)
+            kept[COLUMNS] = written.group.columns.astype(np.uint32)
+        _write_arrays(catalog, written, written.path, kept, bundle if written.listed else None)
     for layer in layers:
         if layer.writer is None:
             # A layer without rows still has an array.
@@ -524,23 +520,15 @@ def write_other_elements(
     profile = catalog.codec()
     if packed:
         # Bytes are no numbers: the packed codec would not make them smaller.
-        elements = _filled(
-            catalog,
-            f"{group}/{ELEMENTS}",
-            np.frombuffer(packed, np.uint8),
-            "archive" if profile != STANDARD else profile,
-        )
-        _close_arrays(written, {ELEMENTS: elements}, bundle)
+        own = "archive" if profile != STANDARD else profile
+        _write_arrays(catalog, written, group, {ELEMENTS: np.frombuffer(packed, np.uint8)}, bundle, own)
     for i, info in enumerate(extras.arrays):
         path = f"{EXTRAS}/{i}"
         if links is not None and info.key in links.extras:
             for name, spec in links.extras[info.key].items():
                 written.specs[f"{path}/{name}"] = links.link(spec, f"{group}/{path}/{name}")
             if info.form != "dense":
-                indptr = links.extra_indptr[info.key]
-                _close_arrays(
-                    written, {f"{path}/indptr": _filled(catalog, f"{group}/{path}/indptr", indptr, profile)}, bundle
-                )
+                _write_arrays(catalog, written, group, {f"{path}/indptr": links.extra_indptr[info.key]}, bundle)
             written.facts[info.key] = ExtraFacts(path=path, shape=info.shape, **matrix_facts(info))
             continue
         dtype = np.dtype(np.uint8) if info.dtype.kind == "b" else info.dtype
@@ -557,10 +545,9 @@ def write_other_elements(
                 writers[f"{path}/indices"].append(block.indices.astype(np.uint32))
                 # Pointers of each block start at 0 again.
                 bounds.append(block.indptr[1:] + bounds[-1][-1])
-        if info.form != "dense":
-            indptr = np.concatenate(bounds)
-            writers[f"{path}/indptr"] = _filled(catalog, f"{group}/{path}/indptr", indptr, profile)
         _close_arrays(written, writers, bundle)
+        if info.form != "dense":
+            _write_arrays(catalog, written, group, {f"{path}/indptr": np.concatenate(bounds)}, bundle)
         written.facts[info.key] = ExtraFacts(path=path, shape=info.shape, **matrix_facts(info))
     return written
 
@@ -570,10 +557,16 @@ def matrix_facts(info: MatrixInfo) -> dict[str, Any]:
     return {"form": info.form, "dtype": str(info.dtype), "wide": info.wide}
 
 
-def _filled(catalog: Catalog, path: str, values: NDArray[Any], profile: str) -> ArrayWriter:
-    writer = ArrayWriter(catalog.arrays, path, values.dtype, profile=profile)
-    writer.append(values)
-    return writer
+def _write_arrays(
+    catalog: Catalog, written: WrittenGroup | WrittenElements, group: str, arrays: Mapping[str, NDArray[Any]], bundle: Bundle | None,
+    profile: str | None = None,
+) -> None:  # fmt: skip
+    """Write arrays that are in memory, by their path below the group, by a codec profile or that of the atlas; see `_close_arrays`."""
+    writers = {}
+    for path, values in arrays.items():
+        writers[path] = ArrayWriter(catalog.arrays, f"{group}/{path}", values.dtype, profile=profile or catalog.codec())
+        writers[path].append(values)
+    _close_arrays(written, writers, bundle)
 
 
 def _close_arrays(

@@ -3,7 +3,7 @@
 A validator of one format has a table of `Rule` and check functions, which report to a `Checker`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -209,17 +209,3 @@ class Checker(Generic[P]):
         order = {rule: i for i, rule in enumerate(self.rules)}
         # Several checks may report one problem; the stable sort keeps the order within a rule.
         return Problems(sorted(dict.fromkeys(self.problems), key=lambda problem: order[problem.rule]))
-
-
-def rules_page(head: str, rules: Iterable[Rule], columns: Mapping[str, Callable[[Rule], str]]) -> str:
-    """Return a reference page of all rules as Markdown, with `head` above the table.
-
-    `columns` maps the titles of the columns between the level of a rule and its sentence to functions that return their
-    text.
-    """
-    rows = [("rule", "level", *columns, "requirement, and fix"), ("---",) * (len(columns) + 3)]
-    for rule in rules:
-        level = rule.level if rule.stated else f"{rule.level} \\*"
-        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
-        rows.append((rule.id, level, *(column(rule) for column in columns.values()), text))
-    return head + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -152,20 +152,13 @@ class _Sent:
     attempt: int = 0
 
 
-@dataclass(frozen=True)
-class _Outcome(Generic[T]):
-    """The result of a task on a worker, or the error that it raised."""
-
-    value: T | None = None
-    error: Exception | None = None
-
-
 class _SubmittedTasks(Generic[T]):
     """The tasks of one call that are with workers."""
 
     def __init__(self, workers: Workers, place: Location | None, lost: str) -> None:
         self.workers, self.place, self.lost = workers, place, lost
-        self.flying: dict[Future[_Outcome[T]], _Sent] = {}
+        # A task comes back as its result, or the error that it raised.
+        self.flying: dict[Future[tuple[T, Exception | None]], _Sent] = {}
         self._name, self._hangs = uuid4().hex, False
 
     def send(self, sent: _Sent) -> None:
@@ -190,10 +183,10 @@ class _SubmittedTasks(Generic[T]):
             # `exception()` raises for a cancelled future, which is handled like a task whose worker is lost.
             error = CancelledError() if future.cancelled() else future.exception()
             if error is None:
-                outcome = future.result()
-                if outcome.error is not None:
-                    raise outcome.error
-                yield sent.number, outcome.value  # type: ignore[misc]
+                result, failure = future.result()
+                if failure is not None:
+                    raise failure
+                yield sent.number, result
                 continue
             if isinstance(error, BrokenExecutor):
                 raise self._died(error) from error
@@ -255,15 +248,17 @@ def _pickled(task: object) -> bytes:
     )
 
 
-def _work(task: Callable[[], Any] | bytes, place: Location | None, caller: str, attempt: str) -> _Outcome[Any]:
+def _work(
+    task: Callable[[], Any] | bytes, place: Location | None, caller: str, attempt: str
+) -> tuple[Any, Exception | None]:
     """Run a task on a worker; its error is a value, so any exception of the executor concerns the worker."""
     host = socket.gethostname()
     try:
         if place is not None:
             _reach(place, host)
-        return _Outcome((_unpickled(task, host) if isinstance(task, bytes) else task)())
+        return (_unpickled(task, host) if isinstance(task, bytes) else task)(), None
     except Exception as error:  # noqa: BLE001  (the caller raises it)
-        return _Outcome(error=_portable(error, "" if host == caller else host) if isinstance(task, bytes) else error)
+        return None, _portable(error, "" if host == caller else host) if isinstance(task, bytes) else error
 
 
 def _reach(place: Location, here: str) -> None:

@@ -101,18 +101,15 @@ class Gateway:
         handler = type("Handler", (_BucketHandler,), {"gateway": weakref.ref(self)})
         server = _Server((LOOPBACK, 0), handler)
         threading.Thread(target=server.serve_forever, name="gateway", daemon=True).start()
-        weakref.finalize(self, _stop, server).atexit = False
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+
+        # On a thread, as that waits, and this runs in a collection of garbage.
+        end = threading.Thread(target=stop, name="gateway", daemon=True)
+        weakref.finalize(self, end.start).atexit = False
         return int(server.server_address[1])
-
-
-def _stop(server: ThreadingHTTPServer) -> None:
-    """Stop a server; on a thread, as that waits, and this runs in a collection of garbage."""
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-
-    threading.Thread(target=stop, name="gateway", daemon=True).start()
 
 
 def _answers(port: int, bucket: str) -> bool:

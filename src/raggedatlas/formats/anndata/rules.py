@@ -141,30 +141,6 @@ def is_fixable(problem: validation.Problem) -> bool:
     return rule.fixed and problem.fix == rule.fix
 
 
-_HEAD = """# The rules of an AnnData file
-
-`raggedatlas validate FILE` and `raggedatlas.formats.anndata.validate(path, level)` check these rules; ids are stable. A file that breaks a
-**must** cannot be read, or not as intended; the command then exits with code 1. **should** is what the format
-recommends. **practice** is what readers tolerate, some with a warning. A single problem can be milder than its rule, never more severe.
-Rules marked with \\* are not in AnnData's description of the format; they follow from what its readers and writers do.
-
-Level `metadata` reads attributes, shapes and types; `full` reads every value too, block by block. `raggedatlas fix` writes a copy in
-which everything that needs no guessing is fixed; the file itself is never changed.
-Files of anndata 0.5 to 0.7 are reported as such (A11, practice); their encodings need not be declared.
-"""
-
-
-def rules_page() -> str:
-    """Return the reference page of all rules, as Markdown."""
-    # A test compares docs/reference/anndata-rules.md with this page.
-    columns = {
-        "needs": lambda rule: rule.depth,
-        "fixed in a copy": lambda rule: "yes" if rule.fixed else "",
-        "refused by add": lambda rule: "yes" if rule.refused else "",
-    }
-    return validation.rules_page(_HEAD, RULES.values(), columns)
-
-
 Layout = Literal["", "0.7", "0.5"]
 Check = Callable[["AnnDataChecker", Node], None]
 

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.soma import TiledbKind
-from raggedatlas.model import validation
 from raggedatlas.model.validation import Checker, Rule
 from raggedatlas.store.location import AnyPath
 from raggedatlas.wings.cxg.inspection import list_members
@@ -102,22 +101,6 @@ _RULES = (
 # Problems are sorted in this order (`Checker.by_rule`), and docs/reference/cxg-rules.md has one row each.
 RULES: dict[str, Rule] = {rule.id: rule for rule in _RULES}
 """Id -> rule, in order."""
-
-_HEAD = """# The rules of a CXG
-
-`raggedatlas validate FOLDER.cxg` and `raggedatlas.wings.cxg.validate(path, level)` check these rules; ids are stable. A CXG that breaks a
-**must** cannot be read, or not as intended; the command then exits with code 1. **should** is what the format
-recommends. **practice** is what readers tolerate, some of them badly. A single problem can be milder than its rule, never more severe.
-Rules marked with \\* are not in the description of the format; they follow from what its readers and writers do.
-
-Level `metadata` reads schemas and metadata; `full` reads every value too, block by block.
-"""
-
-
-def rules_page() -> str:
-    """Return the reference page of all rules, as Markdown."""
-    return validation.rules_page(_HEAD, RULES.values(), {"needs": lambda rule: rule.depth})
-
 
 # `coverage` and unknown arrays are not opened: no rule is about them.
 _KNOWN = {OBS, VAR, X, XR, XC, SHIFT, GROUP_METADATA, UNS}

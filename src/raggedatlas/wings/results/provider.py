@@ -93,6 +93,16 @@ class JoinedDataset:
         """Return the rows of this dataset that match rows of the primary one; -1 if there is none."""
         return rows if self.rows is None else self.rows[rows]
 
+    def read(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, Any]:
+        """Read fields of rows of this dataset: in one call if the dataset supports it, else row by row."""
+        if hasattr(self.dataset, "read_batch"):
+            return dict(self.dataset.read_batch(rows, fields))
+        if not len(rows) and len(self.dataset):
+            # Only values tell shape and dtype of a field.
+            return dict(_without_rows(self.read(np.arange(1), fields)))
+        samples = self.samples(rows, fields)
+        return {name: self._stack(name, [sample[name] for sample in samples]) for name in fields}
+
     def samples(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[Sample]:
         """Read fields of rows of this dataset, as one sample per row."""
         if hasattr(self.dataset, "read_batch"):
@@ -106,11 +116,7 @@ class JoinedDataset:
         if not samples:
             # A dataset's own functions need a sample; the rows of the first one are cut off what they make of it.
             first = self.samples(np.arange(min(1, len(self.dataset))), self.fields)
-            if first:
-                return _without_rows(self.collate(first))
-            none = np.arange(0)
-            own = getattr(self.dataset, "read_batch", lambda _, fields: dict.fromkeys(fields, np.zeros(0)))
-            return dict(own(none, self.fields))
+            return _without_rows(self.collate(first)) if first else self.read(np.arange(0), self.fields)
         own = getattr(self.dataset, "collate", None)
         if own is not None:
             return own(list(samples))
@@ -122,6 +128,11 @@ class JoinedDataset:
             else:
                 made[name] = self._stack(name, [sample[name] for sample in samples])
         return made
+
+    @property
+    def has_own_collate(self) -> bool:
+        """Whether the dataset defines its own collate functions."""
+        return any(hasattr(self.dataset, name) for name in ("collate", *(f"collate_{each}" for each in self.fields)))
 
     def _stack(self, name: str, values: list[Any]) -> NDArray[Any]:
         try:
@@ -236,7 +247,20 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
             The batch, as described in the notes of the class.
         """
         rows, _ = as_rows(indices, len(self))
-        return self.collate(self.__getitems__(rows.tolist()))
+        # A class's own collate expects a list of samples; without one, fields are read as arrays.
+        if any(each.has_own_collate for each in self.datasets.values()):
+            return self.collate(self.__getitems__(rows.tolist()))
+        made: dict[str, Any] = {}
+        for name, each in self.datasets.items():
+            places = each.places(rows)
+            made[name] = {
+                field: self._fill(np.asarray(values))
+                for field, values in each.read(places[places >= 0], each.fields).items()
+            }
+            if each.rows is not None:
+                made[_MATCHED.format(name)] = places >= 0
+        made[OBJECT_ID] = np.array(self._ids.take(pa.array(rows)).to_pylist(), dtype=str)
+        return made
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Combine samples to a batch: `torch.utils.data.DataLoader(provider, collate_fn=provider.collate)`.

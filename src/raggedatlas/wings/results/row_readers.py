@@ -47,7 +47,7 @@ class PageRowReader:
     ) -> None:
         self._values = tuple(values)
         self._n = n_values
-        self._starts, self._files, self._offsets = list(starts), list(files), list(offsets)
+        self._starts, self._files = list(starts), list(files)
         # Offset that row 0 would have if the page extended back to it, so that one addition locates a row.
         self._bases = [offset - start * n_values for offset, start in zip(offsets, starts, strict=True)]
         self._page_starts, self._page_bases = np.array(starts, np.int64), np.array(self._bases, np.int64)

@@ -97,7 +97,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
         _refuse_infinite(shapes)
         cutting = ChunkingOptions(axes=content.axes if len(content.axes or ()) == shapes.n_dims else None)
         geometry = make_geometry(shapes, cutting, metadata=dict(content.metadata))
-        axes = tuple(axis.name for axis in geometry.axes if axis.type == "space")
+        axes = tuple(axis.name for axis in geometry.axes)
         levels = np.zeros(shapes.n_objects, np.int16)
         found = GeometrySource(shapes, levels, axes, layout, len(geometry.levels), uri, name, "", None, geometry)
         found = replace(found, digest=_hash_shapes(shapes), left=(*content.left, *order_losses(shapes, geometry)))
@@ -289,7 +289,7 @@ def _open_store(place: Location) -> tuple[GeometrySource, Mapping[str, Any]]:
     # Points without objects may be more than fit into memory.
     is_cloud = store.kind == "point_cloud" and not store.has_objects
     shapes = collect_points(store.point_blocks()) if is_cloud else store.read(level=0, shared="each")
-    axes = tuple(axis.name for axis in store.geometry.axes if axis.type == "space")
+    axes = tuple(axis.name for axis in store.geometry.axes)
     levels = np.zeros(shapes.n_objects, np.int16)
     for level in range(1, 1 if shapes.ids is None else store.n_levels):
         coarse = store.read(level=level, attributes=(), shared="each")

@@ -28,6 +28,7 @@ from raggedatlas.wings.vectors.geometry import (
     Level,
     bins_per_chunk,
     check_edges,
+    default_axes,
 )
 from raggedatlas.wings.vectors.shapes import SEQUENTIAL, Shapes, counts_to_offsets, pad_attribute
 
@@ -147,7 +148,7 @@ def make_geometry(
     [[0, 0], [1, -1]]
     """
     _check(shapes, cutting)
-    axes = cutting.axes or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(shapes.n_dims))
+    axes = cutting.axes or default_axes(shapes.n_dims)
     chunk_shape = tuple(float(edge) for edge in cutting.chunk_shape or default_chunk_shape(shapes.positions))
     check_edges(chunk_shape, shapes.n_dims, "chunk_shape")
     bounds = _resolve_bounds(shapes, cutting.bounds)

@@ -151,8 +151,11 @@ class Axis:
 
     name: str
     unit: str | None = None
-    # Reading drops axes of any other type.
-    type: str = "space"
+
+
+def default_axes(n_dims: int) -> tuple[Axis, ...]:
+    """Return axes without units: x, y, z, w, axis4, ..."""
+    return tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(n_dims))
 
 
 @dataclass(frozen=True)
@@ -241,7 +244,7 @@ def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
     if geometry.bin_shape is not None:
         facts["base_bin_shape"] = list(geometry.bin_shape)
     axes = [
-        {"name": axis.name, "type": axis.type} | ({} if axis.unit is None else {"unit": axis.unit})
+        {"name": axis.name, "type": "space"} | ({} if axis.unit is None else {"unit": axis.unit})
         for axis in geometry.axes
     ]
     # The bins of each level, as other implementations write them (no coordinate transform).
@@ -249,10 +252,9 @@ def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
     for k, level in enumerate(geometry.levels):
         bins = level.metadata.get("bin_shape") or geometry.bin_shape or geometry.chunk_shape
         ratio = level.metadata.get("bin_ratio") or [1] * geometry.n_dims
-        lead = len(geometry.axes) - len(bins)
         transforms = [
-            {"type": "scale", "scale": [1.0] * lead + [float(times) for times in ratio]},
-            {"type": "translation", "translation": [0.0] * lead + [float(edge) / 2 for edge in bins]},
+            {"type": "scale", "scale": [float(times) for times in ratio]},
+            {"type": "translation", "translation": [float(edge) / 2 for edge in bins]},
         ]
         datasets.append({"path": str(k), "coordinateTransformations": transforms})
     scales = {
@@ -315,14 +317,11 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
     chunk_shape = _parse_numbers(facts["chunk_shape"], where)
     scales = attributes.get("multiscales") or [{}]
     try:
-        named = [
-            Axis(str(axis["name"]), axis.get("unit"), str(axis.get("type", "space")))
-            for axis in scales[0].get("axes", [])
-        ]
+        # Axes of another type, such as time, are left out.
+        space = [axis for axis in scales[0].get("axes", []) if axis.get("type", "space") == "space"]
+        axes = tuple(Axis(str(axis["name"]), axis.get("unit")) for axis in space) or default_axes(len(chunk_shape))
     except (TypeError, KeyError, AttributeError):
         raise CorruptError(f"{where}: the axes of 'multiscales' cannot be parsed.") from None
-    space = tuple(axis for axis in named if axis.type == "space")
-    axes = space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(len(chunk_shape)))
     values, depth = facts["bounds"], facts.get("cross_level_depth", 1)
     # A boolean is an instance of int, but no number of levels.
     if type(depth) is not int:

@@ -112,7 +112,15 @@ class ClassificationMetrics:
                 shares = log_softmax(given.astype(np.float64), axis=1)
                 self.entropy -= float(shares[np.arange(len(wanted)), wanted].sum())
         else:
-            self.graded, classes = False, _codes(given, n)
+            if predicted.ndim != 1 or given.dtype.kind not in "iub":
+                raise SourceError(
+                    f"The model gives rows of shape {given.shape[1:]} and dtype {given.dtype}; classes are given by logits "
+                    "(n_cells, n_classes), or by integers (n_cells,)."
+                )
+            self.graded, classes = False, given.astype(np.int64)
+            outside = (classes < 0) | (classes >= n)
+            if outside.any():
+                raise SourceError(f"The model gives the class {classes[outside][0]}; the target's are 0 to {n - 1}.")
         # Adding by plain indexing would count a pair that repeats within the batch only once.
         np.add.at(self.confusion, (wanted, classes), 1)
         self.n_cells += len(wanted)
@@ -184,19 +192,6 @@ class RegressionMetrics:
         """Return the mean squared error and R2, which is NaN where all targets are the same."""
         n = max(self.n_cells, 1)
         return {"mse": self.squares / n, "r2": 1 - self.squares / self.spread if self.spread > 0 else float("nan")}
-
-
-def _codes(given: NDArray[Any], n: int) -> NDArray[np.int64]:
-    if given.ndim != 1 or given.dtype.kind not in "iub":
-        raise SourceError(
-            f"The model gives rows of shape {given.shape[1:]} and dtype {given.dtype}; classes are given by logits "
-            "(n_cells, n_classes), or by integers (n_cells,)."
-        )
-    classes = given.astype(np.int64)
-    outside = (classes < 0) | (classes >= n)
-    if outside.any():
-        raise SourceError(f"The model gives the class {classes[outside][0]}; the target's are 0 to {n - 1}.")
-    return classes
 
 
 SCORES = "result:scores"

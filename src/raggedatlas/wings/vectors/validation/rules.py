@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError
-from raggedatlas.model import validation
 from raggedatlas.model.validation import DAMAGE, Checker, Level, Problem, Rule
 from raggedatlas.wings.vectors.geometry import Geometry
 from raggedatlas.wings.vectors.storage.codecs import EMPTY, Bytes
@@ -117,29 +116,6 @@ RULES: dict[str, Rule] = {
     for rule in sorted((rule for rules in _ALL for rule in rules), key=lambda r: r.id)
 }
 """Id -> rule, in order."""
-
-_HEAD = """# The rules of a geometry store
-
-`raggedatlas validate STORE` and `raggedatlas.wings.vectors.validate(location, level)` check these rules in both layouts; ids are stable. A store
-that breaks a **must** cannot be read, or not as intended; the command then exits with code 1. **should** is what the format
-recommends. **practice** is what readers tolerate. A single problem can be milder than its rule, never more severe.
-Rules marked with \\* are not in the description of the format; they follow from what its readers and writers do.
-
-Levels are those of the public specification, each including the previous ones: 1 `structure` (nodes, names, keys), 2 `metadata`
-(root, levels, arrays), 3 `consistency` (every value, a few chunks at a time), 4 `conformance` (requirements of a geometry type), 5 `pyramid` (levels together).
-The rows of V044 and the num_links of V055 are compared with the values, from level 3 on.
-Memory is bounded by the chunks of one step (64), the object index and the chunk counts: a few tens of bytes for each of them.
-"""
-
-
-def rules_page() -> str:
-    """Return the reference page of all rules, as Markdown."""
-
-    def level(rule: Rule) -> str:
-        return f"{DEPTH_OF[rule.id]} {LEVELS[DEPTH_OF[rule.id] - 1]}"
-
-    return validation.rules_page(_HEAD, RULES.values(), {"checked at": level})
-
 
 STEP = 64
 """Number of chunks read at once."""

@@ -28,7 +28,8 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import command
+from tests.command import ask as call
+from tests.command import done, refused
 
 import raggedatlas as ra
 from raggedatlas.catalog import mirror, published, publishing
@@ -162,11 +163,11 @@ def test_commands_take_addresses(folder: Path, server: WebServer, tmp_path: Path
             ["sql", "SELECT count(*) AS n FROM cells"],
             ["export", str(tmp_path / f"{len(address)}.h5ad")],
         ):  # fmt: skip
-            command.done(words[0], address, *words[1:])
+            done(words[0], address, *words[1:])
         # It is opened as an atlas, and not taken for a file.
-        assert "has no embedding to show" in command.ask("visualize", address, "--output", tmp_path / "x.html").output
-        assert command.ask("drop", address, "anndata").exit_code == 1
-    command.done("clone", f"{server.address}@v1", tmp_path / "mine", "--dataset", "anndata-2")
+        assert "has no embedding to show" in call("visualize", address, "--output", tmp_path / "x.html").output
+        assert call("drop", address, "anndata").exit_code == 1
+    done("clone", f"{server.address}@v1", tmp_path / "mine", "--dataset", "anndata-2")
     assert len(ra.RaggedAtlas.open(tmp_path / "mine").list_datasets()) == 1
 
 
@@ -294,7 +295,7 @@ def test_a_published_atlas_is_not_verified_in_part(folder: Path) -> None:
     """What an earlier call found sound cannot be skipped: the tags of members are those of the index, whatever became of the packs."""
     with pytest.raises(ArgumentError, match="incremental=True has no effect for a published atlas"):
         ra.open(folder).verify(incremental=True)
-    assert "--incremental has no effect" in command.refused("verify", folder, "--incremental")
+    assert "--incremental has no effect" in refused("verify", folder, "--incremental")
 
 
 def test_nothing_is_written_into_a_published_atlas(folder: Path, server: WebServer) -> None:

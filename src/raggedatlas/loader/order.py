@@ -319,6 +319,7 @@ def _own_count(n: int, share: Share) -> int:
 def _shared_out(own: NDArray[np.int64], n: int, share: Share) -> NDArray[np.int64]:
     """Return which of n items a rank has at its positions."""
     if share.even is None:
+        # Where the counts of the ranks before end: see `_own_count`.
         return own + n * share.rank // share.world_size
     return (own + share.rank * _own_count(n, share)) % max(1, n)
 

@@ -646,12 +646,12 @@ def _find_entries(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray
     if len(start) == n and n and start[0] == 0 and end[-1] == n_entries and np.array_equal(start[1:], end[:-1]):
         cell_of = np.arange(n, dtype=np.int32)
     else:
-        rows = read_bounds(copy.row_indptr, n, n_entries)
+        row_bounds = read_bounds(copy.row_indptr, n, n_entries)
         # Cells are found by where their entries begin; those without entries need no place.
         some = np.flatnonzero(end > start)
         cell_of = np.full(n, -1, np.int32)
         # Empty rows begin where the next row begins; of rows with one beginning, the last has the entries.
-        cell_of[np.searchsorted(rows, start[some], side="right") - 1] = some
+        cell_of[np.searchsorted(row_bounds, start[some], side="right") - 1] = some
     stored = np.ascontiguousarray(read_ranges(copy.indices, bounds[local], bounds[local + 1]))
     counts, places = np.zeros(len(here) + 1, np.int64), np.empty(len(stored), np.int32)
     if library().ra_count_places(stored, stored.size, stored.itemsize, cell_of, n, counts, len(here), places):

@@ -388,7 +388,7 @@ class _Encoder:
 
     def _categories(self, name: str, categorical: "pd.Categorical") -> EncodedColumn:
         labels = [str(category) for category in categorical.categories]
-        # `_categorical` has set them in the order of the frame, in which `uns` has the colours.
+        # Where they are text, `_encoded` has set them in the order of the frame, in which `uns` has the colours.
         self.labels.setdefault(name, labels)
         if self.by_codes:
             return EncodedColumn(name, np.asarray(categorical.codes), {"type": "categorical", "categories": labels})

@@ -1,11 +1,13 @@
 """Copies from any format into any other: equal when whole, what anndata would select when not, text of every type, and nothing when stopped."""
 
 import datetime as dt
+import gc
 import os
 import signal
 import subprocess
 import sys
 import warnings
+import weakref
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -677,3 +679,19 @@ def test_objects_and_categories_keep_their_values(tmp_path: Path, way: str) -> N
     for name in ("nullable", "arrow"):
         assert back[name].cat.categories.tolist() == [1, 3]
         assert back[name].cat.codes.tolist() == [1, -1, 0]
+
+
+def test_arrays_of_a_read_file_go_with_the_object(tmp_path: Path) -> None:
+    """Nothing else keeps them: reading one file after the other needs the memory of one."""
+    adata = everything()
+    del adata.raw  # which refers to its AnnData
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    gc.collect()
+    gc.disable()
+    try:
+        made = read(tmp_path / "x.h5ad")
+        arrays = [weakref.ref(array) for array in (made.X.data.base, made.layers["dense"], made.obsm["pca"])]
+        del made
+        assert not [array for array in arrays if array() is not None]
+    finally:
+        gc.enable()

@@ -18,7 +18,7 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import ELEMENTS, read_element
 from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_source
 from raggedatlas.formats.composite_source import CompositeSource
-from raggedatlas.formats.containers import open_hdf5
+from raggedatlas.formats.containers import open_hdf5, open_member
 from raggedatlas.formats.copying import copy
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame
@@ -414,6 +414,20 @@ def test_graphs_of_old_files_move_to_obsp(tmp_path: Path) -> None:
     assert source.element("uns/neighbors") == {}
     np.testing.assert_array_equal(source.element("obsp/connectivities").toarray(), np.diag([1.0, 1.0, 0.0]))
     source.close()
+
+
+def test_graphs_are_looked_for_where_old_files_have_them_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a remote store each look is a request."""
+    looked: list[str] = []
+
+    def look(uri: str, group: Any, name: str, at: str, places: Any) -> Any:
+        looked.append(at)
+        return open_member(uri, group, name, at, places)
+
+    monkeypatch.setattr("raggedatlas.formats.containers.open_member", look)
+    h5ad_source(made(tmp_path, lambda _: None)).close()
+    assert "uns" in looked
+    assert not [at for at in looked if at.startswith("uns/neighbors")]
 
 
 @pytest.mark.parametrize("stated", [None, "NA", "NaN", "gone", 3], ids=str)

@@ -230,12 +230,12 @@ def open_composite(
     try:
         with readable(container.uri, "its structure"):
             parts = read_parts(container)
+        # The stem of `a.zarr.zip` is `a.zarr`.
+        name = name or path.stem.removesuffix(".zarr")
+        return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
     except BaseException:
         container.close()
         raise
-    # The stem of `a.zarr.zip` is `a.zarr`.
-    name = name or path.stem.removesuffix(".zarr")
-    return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
 
 
 def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterator[tuple[Block, ...]]:

@@ -115,14 +115,15 @@ class _Hdf5File:
         file = array.file
         if file.mode != "r":
             raise _refusal(where, "its file is open for writing")
-        self._remote = remote_file(file)
+        remote = remote_file(file)
         if isinstance(self._place, Path):
             if file.driver != "sec2":
                 raise _refusal(where, f"its file is read through HDF5's driver {file.driver!r}")
             if _stamp(os.fstat(file.id.get_vfd_handle())) != self._stamp:
                 raise _changed(str(self._place))
-        elif self._remote is None or not self._remote.is_of(str(self._place)):
+        elif remote is None or not remote.is_of(str(self._place)):
             raise _refusal(where, f"the source reads {file.filename}")
+        self._remote = remote
         if array.is_virtual or array.external:
             raise _refusal(where, "it keeps its values in other files")
         dtype = _native(where, array)

@@ -205,7 +205,8 @@ class Appender:
         put: Callable[[int, NDArray[Any]], None] | None = None,
     ) -> None:
         self.array, self._unit, self._grows = array, unit, grows
-        self._put = put or self._assign
+        # None for the default: its bound method would be a cycle, which keeps the array until garbage is collected.
+        self._given_put = put
         self.n_rows = 0
         self._n_written = 0
         self._pending: list[NDArray[Any]] = []
@@ -250,8 +251,11 @@ class Appender:
         if self._grows:
             self.array.resize((self._n_written,))
 
-    def _assign(self, start: int, rows: NDArray[Any]) -> None:
-        self.array[start : start + len(rows)] = rows
+    def _put(self, start: int, rows: NDArray[Any]) -> None:
+        if self._given_put is None:
+            self.array[start : start + len(rows)] = rows
+        else:
+            self._given_put(start, rows)
 
 
 class ShardAppender(Appender):
@@ -271,9 +275,7 @@ class ShardAppender(Appender):
         self._encoded_chunks: list[bytes] = []
         self._n_files = 0
         chunk_bytes = int(np.prod(array.chunks, dtype=np.int64)) * array.dtype.itemsize
-        super().__init__(
-            array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows, put=self._encode_rows
-        )
+        super().__init__(array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
 
     def flush(self) -> None:
         """Write pending rows and resize the array once, because its metadata is a separate file."""
@@ -284,8 +286,8 @@ class ShardAppender(Appender):
     def _lengthen(self) -> None:
         """Do nothing; `flush` resizes the array."""
 
-    def _encode_rows(self, _: int, rows: NDArray[Any]) -> None:
-        # Chunks are appended in order.
+    def _put(self, start: int, rows: NDArray[Any]) -> None:
+        del start  # chunks are appended in order
         step = self._chunk_shape[0]
         rows = np.ascontiguousarray(rows, self.array.dtype.newbyteorder("<"))
 

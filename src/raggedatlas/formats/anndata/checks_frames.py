@@ -119,7 +119,7 @@ def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> _Axis:
 
 def _names(checker: AnnDataChecker, frame: Node, mapping: Node | None) -> Hashes | None:
     """Return the names of an axis if frames in a mapping are compared with them; if values are read, check that they are unique."""
-    members = mapping.children.values() if mapping is not None else ()
+    members = () if checker.full or mapping is None else mapping.children.values()
     # `guarded` reports an error instead of raising it, so the last line is reached.
     with checker.guarded(frame):
         if checker.full:

@@ -293,14 +293,16 @@ class _Stored(_Contents):
         """Add `uns`, except what old versions of anndata kept there: graphs, and categories of columns."""
         old = [node for node in (self._get("obs"), self._get("var")) if node is not None and is_array(node)]
         spent = {f"{name}_categories" for node in old for name in node.dtype.names or ()}
-        nodes = [(name, self._get(f"uns/neighbors/{name}")) for name in ("connectivities", "distances")]
-        sparse = {"data", "indices", "indptr"}
+        members, sparse = self._members("uns"), {"data", "indices", "indptr"}
+        # Asking a remote store for graphs that are not there costs requests.
+        names = ("connectivities", "distances") if "neighbors" in members else ()
+        nodes = [(name, self._get(f"uns/neighbors/{name}")) for name in names]
         graphs = [
             name
             for name, node in nodes
             if (is_array(node) and len(node.shape or ()) == 2) or sparse <= set(self._members(f"uns/neighbors/{name}"))
         ]
-        for name in self._members("uns"):
+        for name in members:
             if name in spent:
                 self.left_out.setdefault(f"uns/{name}", "categories of a column")
             elif name != "neighbors" or not graphs:

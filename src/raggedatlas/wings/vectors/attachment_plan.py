@@ -543,7 +543,7 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
         if pa.types.is_floating(made.type):
             made = integer_ids(made, f"link={column!r}: {what}")
         if not (pa.types.is_integer(made.type) or pa.types.is_string(made.type) or pa.types.is_large_string(made.type)):
-            raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be ")
+            raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be matched.")
         sides.append(made)
     # With text on one side, integers become text: 7 then matches "7" but not "07".
     numbers = all(pa.types.is_integer(side.type) for side in sides)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, LimitError, NameRefusedError, NotFoundError, SchemaError, StoreError
-from raggedatlas.model.arrays import DTYPES, ArraySpec
+from raggedatlas.model.arrays import COLUMNS_CODEC, DTYPES, ArraySpec
 from raggedatlas.store.arrays import (
     ArrayWriter,
     GroupMetadata,
@@ -331,10 +331,11 @@ def test_metadata_that_do_not_parse_are_corrupt(local: Location, text: str) -> N
         read_group(local, "x")
 
 
-def test_a_description_whose_path_is_no_text_is_refused(tmp_path: Path) -> None:
-    """A damaged record is refused when it is parsed, not by what splits the path later."""
+@pytest.mark.parametrize("change", [{"path": 1.5}, {"codecs": COLUMNS_CODEC}, {"codecs": None}])
+def test_a_damaged_description_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    """A damaged record is refused when it is parsed: what reads it later would not name it, and no record describes columns that are not stored."""
     writer = ArrayWriter(Location(tmp_path), "d1/x", np.uint8, (), profile="packed")
     writer.append(np.arange(3, dtype=np.uint8))
-    text = json.dumps({**json.loads(writer.close().to_json()), "path": 1.5})
+    text = json.dumps({**json.loads(writer.close().to_json()), **change})
     with pytest.raises(CorruptError, match="does not parse"):
         ArraySpec.from_json(text)

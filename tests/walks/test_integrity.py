@@ -473,7 +473,7 @@ def test_flipped_bits_in_tables_that_are_read_whole_are_refused(mapped: Path, tm
     rng = np.random.default_rng(0)
     for table in sorted(record.table_versions.keys() - {"cells"}):
         for file in (path / "lance_db" / f"{table}.lance" / "data").iterdir():
-            if f"{table}.lance/data/{file.name}" not in read_manifest(atlas._catalog, record.manifest):
+            if f"{table}.lance/data/{file.name}" not in read_manifest(atlas._catalog.tables.location, record.manifest):
                 continue
             data = file.read_bytes()
             flip(file, data, int(rng.integers(8 * len(data))))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.command import ask
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
@@ -127,23 +128,23 @@ def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> N
     write(stores()["mesh"], root.child("mesh.zv"))
     options = [f"--storage-option={key}={value}" for key, value in remote.options.items()]
 
-    def ask(*words: str) -> Any:
+    def call(*words: str) -> Any:
         return ask(*words, *options)
 
     address = f"{remote.uri}/mesh.zv"
-    sound = ask("validate", address, "--level", "conformance")
+    sound = call("validate", address, "--level", "conformance")
     assert (sound.exit_code, sound.stdout) == (0, "Nothing is wrong (conformance).\n"), sound.output
-    seen = ask("inspect", address, "--depth", "1")
+    seen = call("inspect", address, "--depth", "1")
     assert seen.exit_code == 0, seen.output
     assert seen.stdout.startswith("mesh.zv: zarr-vectors 0.9.2")
-    assert '"layout": "0.9"' in ask("inspect", address, "--json").stdout
-    assert ask("validate", address, "--level", "rows").exit_code == 2
-    assert ask("fix", address, str(tmp_path / "x")).exit_code == 2
-    nothing = ask("inspect", f"{remote.uri}/none.zv")
+    assert '"layout": "0.9"' in call("inspect", address, "--json").stdout
+    assert call("validate", address, "--level", "rows").exit_code == 2
+    assert call("fix", address, str(tmp_path / "x")).exit_code == 2
+    nothing = call("inspect", f"{remote.uri}/none.zv")
     assert nothing.exit_code == 1
     assert "no geometry store at s3://" in nothing.stderr
     root.child("mesh.zv", "0", "vertices").delete_prefix()
-    broken = ask("validate", address)
+    broken = call("validate", address)
     assert broken.exit_code == 1
     assert "V000 must" in broken.stdout
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, LimitError, NameRefusedError, NotFoundError, SchemaError, StoreError
-from raggedatlas.model.arrays import DTYPES, ArraySpec
+from raggedatlas.model.arrays import COLUMNS_CODEC, DTYPES, ArraySpec
 from raggedatlas.store.arrays import (
     ArrayWriter,
     GroupMetadata,
@@ -331,10 +331,24 @@ def test_metadata_that_do_not_parse_are_corrupt(local: Location, text: str) -> N
         read_group(local, "x")
 
 
-def test_a_description_whose_path_is_no_text_is_refused(tmp_path: Path) -> None:
-    """A damaged record is refused when it is parsed, not by what splits the path later."""
+@pytest.mark.parametrize("damage", [{"path": 1.5}, {"codecs": COLUMNS_CODEC}, {"codecs": "["}, {"codecs": 7}])
+def test_a_damaged_description_is_refused(tmp_path: Path, damage: dict[str, object]) -> None:
+    """A damaged record is refused when it is parsed, not by what splits the path later, and none has arrays that are not stored."""
     writer = ArrayWriter(Location(tmp_path), "d1/x", np.uint8, (), profile="packed")
     writer.append(np.arange(3, dtype=np.uint8))
-    text = json.dumps({**json.loads(writer.close().to_json()), "path": 1.5})
+    text = json.dumps({**json.loads(writer.close().to_json()), **damage})
     with pytest.raises(CorruptError, match="does not parse"):
         ArraySpec.from_json(text)
+
+
+@pytest.mark.parametrize("codec", ["bytes", {"id": "bytes"}, {"name": "bytes", "configuration": 5}])
+def test_codecs_that_do_not_parse_are_refused_with_the_name_of_the_file(local: Location, codec: object) -> None:
+    """Also those of the chunks inside a shard."""
+    writer = ArrayWriter(local, "d1/x", np.uint8, ())
+    writer.append(np.arange(3, dtype=np.uint8))
+    writer.close()
+    metadata = json.loads(local.read_bytes("d1/x/zarr.json"))
+    metadata["codecs"][0]["configuration"]["codecs"] = [codec]
+    local.write_bytes("d1/x/zarr.json", json.dumps(metadata).encode())
+    with pytest.raises(CorruptError, match=r"d1/x/zarr\.json is not Zarr v3 array metadata"):
+        read_spec(local, "d1/x")

@@ -143,6 +143,7 @@ class ArraySpec:
             spec = cls(**data)
             # Called for their errors: a damaged record fails here, with its text, and not in a later read.
             spec.path.split("/")
+            json.loads(spec.codecs)
             spec.fill()
         except AtlasError:
             raise

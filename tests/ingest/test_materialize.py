@@ -3,7 +3,7 @@
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -23,7 +23,16 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import assets, linked_values, purge
 from raggedatlas.catalog.assets import array_readers, read_links
-from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, SourceError, StaleSourceError, ValuesError
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import (
+    ConflictError,
+    DuplicateError,
+    NotFoundError,
+    SourceError,
+    StaleSourceError,
+    StoreError,
+    ValuesError,
+)
 from raggedatlas.ingest import csc, materialize
 from raggedatlas.ingest.linking import SAMPLE_ROWS, SMALL_BYTES
 from raggedatlas.query.browse import AtlasView
@@ -279,6 +288,33 @@ def test_workers_write(tmp_path: Path, kind: str) -> None:
         assert atlas.materialize(["d0", "d2"], executor=pool) == ()
     for number in (0, 2):
         assert_equal(atlas.dataset(f"d{number}").to_anndata(), made(N_CELLS, seed=number), exact=True)
+
+
+def test_a_clean_up_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is that of the refused dataset, and the datasets after it are copied; the next call writes over what is left."""
+    for number in range(3):
+        made(N_CELLS, seed=number).write_h5ad(tmp_path / f"d{number}.h5ad")
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add([tmp_path / f"d{number}.h5ad" for number in range(3)], copy=False, progress=False)
+    before = (tmp_path / "d1.h5ad").stat()
+    os.utime(tmp_path / "d1.h5ad", (0, 0))
+    remove, seen, uid = materialize._remove, list[str](), atlas.dataset("d1").records[0].uid
+
+    def fail(catalog: Catalog, group: str, paths: Iterable[str]) -> None:
+        # The first time is before anything is written there.
+        if group.startswith(uid) and group in seen:
+            raise StoreError("no permission")
+        seen.append(group)
+        remove(catalog, group, paths)
+
+    monkeypatch.setattr(materialize, "_remove", fail)
+    with pytest.raises(StaleSourceError, match="not the file that was linked"):
+        atlas.materialize()
+    assert [is_linked(atlas, f"d{number}") for number in range(3)] == [False, True, False]
+    monkeypatch.undo()
+    os.utime(tmp_path / "d1.h5ad", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert atlas.materialize() == ("d1",)
+    assert_equal(atlas.dataset("d1").to_anndata(), made(N_CELLS, seed=1), exact=True)
 
 
 def test_it_is_refused(

@@ -18,6 +18,7 @@ from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.query.lazy import to_lazy
 from raggedatlas.query.plan import plan_elements, plan_read
 from raggedatlas.query.query import Query
+from raggedatlas.query.read import PartReader
 
 ASKED = {
     "all": lambda q: q,
@@ -156,6 +157,22 @@ def test_it_can_be_pickled_and_holds_the_plan_once(query: Query) -> None:
     assert len(keys) == 1
     plan = len(pickle.dumps(one.X))
     assert len(pickle.dumps(many.X)) < plan + 1000 * many.X.npartitions
+
+
+def test_readers_are_made_where_a_chunk_is_read(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the call, nor where the graph is only passed on, as a scheduler does: of many datasets they take gigabytes."""
+    made = list[PartReader]()
+
+    class Counted(PartReader):
+        def __init__(self, *arguments: Any, **choices: Any) -> None:
+            super().__init__(*arguments, **choices)
+            made.append(self)
+
+    monkeypatch.setattr("raggedatlas.query.lazy.PartReader", Counted)
+    lazy = pickle.loads(pickle.dumps(query.lazy(chunk_bytes=300)))
+    assert not made
+    lazy.X[:1].compute()
+    assert len(made) == 1
 
 
 def _analyse(adata: ad.AnnData) -> None:

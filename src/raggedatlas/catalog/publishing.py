@@ -108,11 +108,11 @@ def publish(
     views = [catalog.at(record) for record in records]
     refuse_nested(catalog.location, target)
     for view in views:
-        linked = (own for own in Inventory(view).datasets.values() if any(map(read_links, own)))
-        for name in (own[0].name or own[0].uid for own in linked):
+        linked = [own[0].name or own[0].uid for own in Inventory(view).datasets.values() if any(map(read_links, own))]
+        if linked:
             raise StoreError(
-                f"The dataset {name!r} is linked to a file outside of {view.location.uri}, which readers of a published atlas would not "
-                f"reach; run materialize({name!r}) and take a snapshot first."
+                f"The dataset {linked[0]!r} is linked to a file outside of {view.location.uri}, which readers of a published atlas would not "
+                f"reach; run materialize({linked[0]!r}) and take a snapshot first."
             )
     newest = Inventory(views[-1]).datasets
     without = [own[0].name or uid for uid, own in newest.items() if not own[0].file_facts.license]

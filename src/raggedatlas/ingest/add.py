@@ -236,10 +236,10 @@ def add_sources(
 ) -> list[IngestReport]:  # fmt: skip
     """Add sources in order and return one report for each; small sources share a commit.
 
-    `further` gives more cell columns of the only source, and `before_record` gets its uid and writes data that its record
-    makes visible. The workers of `executor` read the sources and write their
-    arrays; this process commits. The error of a refused single source is raised as it is; if some of several are
-    refused, a summary is raised and the others are in the atlas.
+    `further` gives more cell columns of the only source, and `before_record` gets its uid and writes data that its
+    record makes visible. The workers of `executor` read the sources and write their arrays; this process commits. The
+    error of a refused single source is raised as it is; if some of several are refused, a summary is raised and the
+    others are in the atlas.
     """
     outcomes: dict[int, Outcome] = {}
     # Staged sources that wait for the next commit, by number; a thread may still be writing the last rows of the latest.

@@ -1,7 +1,6 @@
 """The column-sorted copy of a sparse group: streamed, idempotent, layer by layer."""
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -260,7 +259,9 @@ def _by_band(entries: Callable[[], Iterator[Entries]], edges: Sequence[int]) -> 
 
         def read_back(path: Path, pieces: Sequence[int]) -> Iterator[Entries]:
             # A band without entries has no file.
-            with (path if pieces else Path(os.devnull)).open("rb") as file:
+            if not pieces:
+                return
+            with path.open("rb") as file:
                 for n in pieces:
                     columns, *arrays = (np.fromfile(file, kind, n) for kind in kinds)
                     yield columns, arrays

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -183,8 +183,10 @@ def _copy_dataset(
             )
         return _DatasetCopy(groups, links, content)
     except BaseException as error:
-        for group, writers in made.items():
-            _remove(catalog, group, writers.made)
+        # What cannot be removed is not read by anyone, and must not hide the error or end the call for the other datasets.
+        with suppress(AtlasError):
+            for group, writers in made.items():
+                _remove(catalog, group, writers.made)
         if isinstance(error, SourceError | ValuesError):
             return type(error)(f"{error} The dataset {records[0].name!r} stays linked; nothing was changed.")
         if isinstance(error, AtlasError):

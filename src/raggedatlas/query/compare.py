@@ -17,7 +17,7 @@ from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.compute import count_measured, kept_features, plan_layer, with_all_features
 from raggedatlas.query.modalities import make_var
 from raggedatlas.query.plan import plan_rows
-from raggedatlas.query.read import PartReader
+from raggedatlas.query.read import PartReader, ReadPlan
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.runtime import map_groups, prefetch
 
@@ -102,15 +102,7 @@ def compare(
     """Compare two sets of cells of a query, given by their uids; None means all others of the query. See `Query.compare`."""
     plan = plan_layer(replace(with_all_features(spec), obs=()), catalog, "compare")
     space = plan.single()
-    uids = pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks()
-    if not plan.n_without:
-        codes = number_cells(uids, group, reference)
-    else:
-        # The plan has those cells of the query that have the space; the sets may name others.
-        _, obs = plan_rows(replace(spec, obs=()), catalog, cell_columns(catalog))
-        every = pc.cast(obs.column("uid"), pa.string()).combine_chunks()
-        there = pc.is_in(every, value_set=uids).to_numpy(zero_copy_only=False)
-        codes = number_cells(every, group, reference, there)[pc.index_in(uids, value_set=every).to_numpy()]
+    codes = _number_planned(spec, catalog, plan, group, reference)
     rows = np.flatnonzero((codes >= 0) & space.present)
     # The first set first, so that nearly every block is of one set and none has to be divided.
     rows = rows[np.argsort(codes[rows], kind="stable")]
@@ -123,6 +115,21 @@ def compare(
     table = ranks.to_frame(make_var(space, catalog, spec.names).frame(), kept_features(spec, catalog, space))
     table.attrs["compare"] = describe(options, ranks, codes, space.layers[0])
     return table
+
+
+def _number_planned(
+    spec: QuerySpec, catalog: Catalog, plan: ReadPlan, group: pa.Array, reference: pa.Array | None
+) -> NDArray[np.int8]:
+    """Number the cells of a plan, which has those cells of the query that have the space; uids are let go of before values are read."""
+    own = pc.cast(plan.obs.column("uid"), pa.string()).combine_chunks()
+    if not plan.n_without:
+        return number_cells(own, group, reference)
+    # The sets may name cells without the space.
+    _, obs = plan_rows(replace(spec, obs=()), catalog, cell_columns(catalog))
+    every = pc.cast(obs.column("uid"), pa.string()).combine_chunks()
+    there = pc.is_in(every, value_set=own).to_numpy(zero_copy_only=False)
+    at: NDArray[np.int32] = pc.index_in(own, value_set=every).to_numpy()
+    return number_cells(every, group, reference, there)[at]
 
 
 NO_REPLICATES = "cells are compared as if they were independent; for conclusions about donors or conditions, test samples with Query.test"

@@ -1,7 +1,8 @@
 """Plan -> AnnData whose values are dask arrays, read chunk by chunk when they are computed."""
 
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,11 +60,28 @@ def to_lazy(plan: ReadPlan, chunk_bytes: int, *, lazy_obs: bool | None) -> "ad.A
     return make_anndata(plan, obs, layers, obsm)
 
 
-def _read_chunk(reader: PartReader, block_info: Any = None) -> Any:  # noqa: ANN401  (dask has no types)
+@dataclass(frozen=True, eq=False)
+class _LayerRows:
+    """One layer of a space, of which chunks read their rows; a reader, which has tables of all its chunks and columns, is made where the first is read."""
+
+    space: SpacePlan
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the cached reader: its memory maps are of this process.
+        return {"space": self.space}
+
+    @cached_property
+    def reader(self) -> PartReader:
+        """Reads the rows."""
+        # dask computes several chunks at once, so one chunk takes one thread.
+        return PartReader(self.space, self.space.parts[0], threads=1)
+
+
+def _read_chunk(rows: _LayerRows, block_info: Any = None) -> Any:  # noqa: ANN401  (dask has no types)
     from raggedatlas.query.dask_chunks import CsrChunk
 
     (start, stop), *_ = block_info[None]["array-location"]
-    block = reader.read(np.arange(start, stop))
+    block = rows.reader.read(np.arange(start, stop))
     (values,) = block.layers.values()
     if not isinstance(block, CsrBlock):
         return values
@@ -81,14 +99,13 @@ def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> 
     groups = tuple(replace(group, layers={layer: group.layers[layer]}) for group in part.groups)
     alone = replace(part, layers=(layer,), groups=groups)
     dtype = sparse_dtype(space.dtypes[layer]) if space.sparse else space.dtypes[layer]
-    # dask computes several chunks at once, so one chunk takes one thread.
-    reader = PartReader(replace(space, parts=(alone,), dtypes={layer: dtype}), alone, threads=1)
+    rows = _LayerRows(replace(space, parts=(alone,), dtypes={layer: dtype}))
     # Keys of a dask graph name their data, so other plans must not have the same.
     token = uuid.uuid4().hex
     empty = np.empty((0, 0), dtype)
     return dask.array.map_blocks(
         _read_chunk,
-        dask.delayed(reader, name=f"raggedatlas-plan-{token}", pure=True, traverse=False),
+        dask.delayed(rows, name=f"raggedatlas-plan-{token}", pure=True, traverse=False),
         name=f"raggedatlas-{layer}-{token}",
         chunks=(chunks, (space.n_cols,)),
         dtype=dtype,

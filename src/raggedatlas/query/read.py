@@ -299,7 +299,7 @@ def read_batches(plan: ReadPlan, n: int) -> Iterator[Batch]:
 class PartReader:
     """Reads the layers of one part, any cells in any order, any number of times and from any thread.
 
-    It holds memory maps, and another process that unpickles it makes its own. `threads` are those of one call; the result does not depend on
+    Create one in every process: it holds memory maps. `threads` are those of one call; the result does not depend on
     them. `pool` is where the memory of results comes from.
     """
 
@@ -315,10 +315,6 @@ class PartReader:
             ]  # fmt: skip
             dtypes = {layer: space.dtypes[layer] for layer in part.layers}
             self._gatherer = RowGatherer(groups, space.n_read, dtypes, threads=threads, pool=pool)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without memory maps, which are of this process."""
-        return PartReader, (self.space, self.part, self.threads)
 
     @property
     def is_exact(self) -> bool:

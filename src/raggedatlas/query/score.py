@@ -211,8 +211,6 @@ def score(
     progress: Progress | None = None,
 ) -> pa.Table:
     """Score sets of features for each cell; see `Query.score`."""
-    from scipy.sparse import csc_array
-
     given = sets if isinstance(sets, Mapping) else read_gmt(with_options(sets, catalog.location.storage_options))
     members = {name: weigh_members(name, given[name], options) for name in given}
     if not members:
@@ -224,14 +222,7 @@ def score(
     registry, _ = apply_identity(spec, catalog, space.space.name)
     found = find_sets(members, registry, options.unknown)
     kept = kept_features(spec, catalog, space)
-    column = {uid: i for i, uid in enumerate(space.features.tolist())}
-    # Features that the query leaves out have no column.
-    entries = [
-        (column[uid], number, weight)
-        for number, one in enumerate(found.values()) for uid, weight in one.items() if uid in column
-    ]  # fmt: skip
-    rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
-    weights = csc_array((values, (rows, columns)), shape=(space.n_cols, len(found)), dtype=np.float64)
+    weights = _weights_of(found, space.features)
     _warn_of_few(plan, found, count_members(space.measured & kept, weights), options)
     schema = pa.schema([(name, pa.float64()) for name in found])
     scores = partial(score_batch, names=[*found], weights=weights, kept=kept, options=options)
@@ -292,6 +283,20 @@ def find_sets(
                 )
         found[set_name] = weights
     return found
+
+
+def _weights_of(sets: Mapping[str, Mapping[str, float]], features: NDArray[np.object_]) -> "csc_array":
+    """Return the weights of columns in sets, (n_features, n_sets); features that the query leaves out have no column."""
+    from scipy.sparse import csc_array
+
+    column = {uid: i for i, uid in enumerate(features.tolist())}
+    rows, columns, weights = list[int](), list[int](), list[float]()
+    for number, one in enumerate(sets.values()):
+        there = [uid for uid in one if uid in column]
+        rows += [column[uid] for uid in there]
+        columns += [number] * len(there)
+        weights += [one[uid] for uid in there]
+    return csc_array((weights, (rows, columns)), shape=(len(features), len(sets)), dtype=np.float64)
 
 
 def _warn_of_few(

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
+from anndata import AnnData
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas import ResultDataset, ResultDatasetWriter
+from raggedatlas import RaggedAtlas, ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.query import neighbors as search
 from raggedatlas.query.neighbors import Neighbors
@@ -134,6 +136,18 @@ def test_neighbors_with_a_filter(small: Any, write: Write, metric: str) -> None:
         assert answer.column("tissue").to_pylist() == ["lung"] * 6
         assert answer.column("rank").to_pylist() == [1, 2, 3, 4, 5, 6]
         assert set(answer.column("query").to_pylist()) == {small.uids[of]}
+
+
+def test_metadata_of_any_name_are_appended(tmp_path: Path, write: Write) -> None:
+    """A column of the cells that is called "rank" stands beside the rank of the neighbours, and replaces nothing."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    obs = pd.DataFrame({"rank": ["low", "top", "top"]}, index=["a", "b", "c"])
+    atlas.add(AnnData(np.eye(3, dtype=np.float32), obs, pd.DataFrame(index=["x", "y", "z"])), "s", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query().obs("rank")
+    uids = query.to_arrow().column("uid").to_pylist()
+    answer = neighbors(write(np.array([[0.0], [1.0], [3.0]]), uids), uids[0], among=query)
+    assert answer.column_names == ["query", "rank", "uid", "distance", "rank"]
+    assert (answer.column(1).to_pylist(), answer.column(4).to_pylist()) == ([1, 2], ["top", "top"])
 
 
 def test_neighbors_of_vectors_and_of_several(small: Any, write: Write) -> None:

@@ -132,6 +132,7 @@ def test_one_sample_is_as_in_a_batch(request_of_two: dict[str, Any]) -> None:
     assert provider.unmatched() == {"right": 10}
     assert provider.batch(slice(0, 6, 3))["right"]["data"].shape == (0, 2)
     assert [sample["object_id"] for sample in provider] == LEFT
+    assert provider.sample_data()["object_id"] == LEFT[0]
     for bad in (N, -1):
         with pytest.raises(RowIndexError):
             provider[bad]

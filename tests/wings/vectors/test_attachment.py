@@ -629,6 +629,13 @@ def test_ids_beyond_int64_are_compared_as_text() -> None:
     assert (keys.to_pylist(), values.to_pylist()) == ([str(2**63), "5"], ["5", str(2**63 + 1)])
 
 
+def test_values_that_are_no_ids_are_refused() -> None:
+    """The refusal of a link by dates says what can be matched."""
+    dates = pa.chunked_array([pa.array([0], pa.date32())])
+    with pytest.raises(SourceError, match=r"'born' are date32\[day\]; whole numbers or text can be matched\.$"):
+        comparable_keys(pa.array([1]), dates, "born")
+
+
 def _points(values: Any) -> Shapes:
     return Shapes("point_cloud", np.zeros((len(values), 2)), vertex_attributes={"cell": values})
 

@@ -43,6 +43,7 @@ def test_files_of_trimesh_are_read(tmp_path: Path, ending: str) -> None:
     content = read_file(tmp_path / f"a{ending}")
     same_surface(content.shapes, ball())
     assert to_trimesh(content.shapes)[0].is_watertight
+    assert content.shapes.positions.dtype == (np.float32 if ending == ".ply" else np.float64)
 
 
 @pytest.mark.parametrize("ending", [".obj", ".ply", ".stl"])

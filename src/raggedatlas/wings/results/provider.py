@@ -284,6 +284,10 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
             return {name: self._filled(value) for name, value in collated.items()}
         return self._fill(collated) if isinstance(collated, np.ndarray) else collated
 
+    def sample_data(self) -> Sample:
+        """Return the first sample, from which a model can infer shapes."""
+        return self[0]
+
     def get_object_id(self, idx: int) -> str:
         """Return the id of a row."""
         rows, _ = as_rows(int(idx), len(self))

@@ -377,50 +377,12 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
     name = _checked_name(catalog, options.name or space, space)
     uids, objects, fresh = pa.array([], pa.string()), np.zeros(0, np.int64), np.arange(shapes.n_objects)
     counts, link, notes = dict[str, int](), dict[str, str](), list(source.left)
-    # The cell of every object is found by the values of a column; without a link all objects become new cells.
+    # Without a link all objects become new cells.
     if options.link is not None:
         column, attribute = _link(source, options.link)
         link = {column: attribute}
-        stored = find_column(catalog.tables.schema(CELLS), column)
-        if stored is None or stored in pointer_columns(catalog.tables.schema(CELLS)):
-            offered = [
-                "uid",
-                "cell_name",
-                *(f.name or n for n, f in metadata_columns(catalog.tables.schema(CELLS)).items()),
-            ]
-            raise NotFoundError(f"link={column!r}: the cells have no such column; they have {offered}.")
-        records = read_records(catalog) if options.dataset is None else find_dataset(catalog, options.dataset)
-        columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
-        cells = catalog.tables.read(CELLS, columns)
-        cells = cells.filter(in_datasets(cells, {record.uid for record in records}))
-        keys = pa.array(shapes.ids) if not attribute else attribute_array(shapes.object_attributes[attribute])
-        what = f"object attribute {attribute!r}" if attribute else "object ids"
-        keys, values = comparable_keys(keys, cells.column(stored), column)
-        _refuse_repeated(keys, f"The {what} of {source.uri}")
-        # Object of each cell, null for none; `_lacking` below finds cells without a shape by these nulls.
-        # A cell without a value belongs to no object, also not to one that has none either.
-        at = pc.index_in(values, value_set=keys, skip_nulls=True)
-        found = cells.filter(at.is_valid())
-        objects = at.drop_null().to_numpy().astype(np.int64)
-        names = {uid: records[0].name for uid, records in group_by_dataset(read_records(catalog)).items()}
-        _refuse_shared(found, objects, keys, column, names)
-        counts = {str(e["values"]): int(e["counts"]) for e in pc.value_counts(found.column("dataset_uid")).to_pylist()}
-        lone = np.setdiff1d(np.arange(len(keys)), objects)
-        if not len(objects):
-            raise SourceError(
-                f"No cell has a value of {column!r} that is among the {what} of {source.uri}: there "
-                f"{pc.drop_null(values)[:3].to_pylist()}, here {keys[:3].to_pylist()}."
-            )
-        if len(lone):
-            text = f"{len(lone):,} of {len(keys):,} objects of {source.uri} have no cell by {column!r}, first {keys[int(lone[0])]}"
-            if options.unknown == "error" and not options.new_cells:
-                raise SourceError(
-                    f"{text}; leave them out with unknown='skip', or make cells of them with new_cells=True."
-                )
-            notes.append(f"{text}; {'they become new cells' if options.new_cells else 'left out'}")
-        notes += _lacking(cells, counts, at, names, options)
-        fresh = lone.astype(np.int64) if options.new_cells else fresh[:0]
-        uids = found.column("uid").combine_chunks()
+        uids, objects, counts, fresh, said = _match(catalog, source, options, column, attribute)
+        notes += said
     empty = int(np.count_nonzero(shapes.vertex_counts == 0))
     if empty:
         notes.append(f"{empty:,} objects have no vertices: their cells point to them, and no box finds them")
@@ -506,6 +468,50 @@ def _checked_name(catalog: Catalog, name: str, space: str) -> str:
     return name
 
 
+def _match(
+    catalog: Catalog, source: GeometrySource, options: GeometryOptions, column: str, attribute: str
+) -> tuple[pa.Array, NDArray[np.int64], dict[str, int], NDArray[np.int64], list[str]]:
+    """Find the cell of every object by the values of a column: cells, their objects, cells by dataset, new cells, notes."""
+    stored = find_column(catalog.tables.schema(CELLS), column)
+    if stored is None or stored in pointer_columns(catalog.tables.schema(CELLS)):
+        offered = [
+            "uid",
+            "cell_name",
+            *(f.name or n for n, f in metadata_columns(catalog.tables.schema(CELLS)).items()),
+        ]
+        raise NotFoundError(f"link={column!r}: the cells have no such column; they have {offered}.")
+    records = read_records(catalog) if options.dataset is None else find_dataset(catalog, options.dataset)
+    columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
+    cells = catalog.tables.read(CELLS, columns)
+    cells = cells.filter(in_datasets(cells, {record.uid for record in records}))
+    keys = pa.array(source.shapes.ids) if not attribute else attribute_array(source.shapes.object_attributes[attribute])
+    what = f"object attribute {attribute!r}" if attribute else "object ids"
+    keys, values = comparable_keys(keys, cells.column(stored), column)
+    _refuse_repeated(keys, f"The {what} of {source.uri}")
+    # Object of each cell, null for none; `_lacking` below finds cells without a shape by these nulls.
+    # A cell without a value belongs to no object, also not to one that has none either.
+    at = pc.index_in(values, value_set=keys, skip_nulls=True)
+    found = cells.filter(at.is_valid())
+    objects = at.drop_null().to_numpy().astype(np.int64)
+    names = {uid: records[0].name for uid, records in group_by_dataset(read_records(catalog)).items()}
+    _refuse_shared(found, objects, keys, column, names)
+    counts = {str(e["values"]): int(e["counts"]) for e in pc.value_counts(found.column("dataset_uid")).to_pylist()}
+    notes, lone = list[str](), np.setdiff1d(np.arange(len(keys)), objects)
+    if not len(objects):
+        raise SourceError(
+            f"No cell has a value of {column!r} that is among the {what} of {source.uri}: there "
+            f"{pc.drop_null(values)[:3].to_pylist()}, here {keys[:3].to_pylist()}."
+        )
+    if len(lone):
+        text = f"{len(lone):,} of {len(keys):,} objects of {source.uri} have no cell by {column!r}, first {keys[int(lone[0])]}"
+        if options.unknown == "error" and not options.new_cells:
+            raise SourceError(f"{text}; leave them out with unknown='skip', or make cells of them with new_cells=True.")
+        notes.append(f"{text}; {'they become new cells' if options.new_cells else 'left out'}")
+    notes += _lacking(cells, counts, at, names, options)
+    fresh = (lone if options.new_cells else lone[:0]).astype(np.int64)
+    return found.column("uid").combine_chunks(), objects, counts, fresh, notes
+
+
 def attribute_array(attribute: Attribute) -> pa.Array:
     """Return an attribute of objects as Arrow; what is missing is null."""
     values = attribute.values
@@ -543,7 +549,7 @@ def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tup
         if pa.types.is_floating(made.type):
             made = integer_ids(made, f"link={column!r}: {what}")
         if not (pa.types.is_integer(made.type) or pa.types.is_string(made.type) or pa.types.is_large_string(made.type)):
-            raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be ")
+            raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be matched.")
         sides.append(made)
     # With text on one side, integers become text: 7 then matches "7" but not "07".
     numbers = all(pa.types.is_integer(side.type) for side in sides)

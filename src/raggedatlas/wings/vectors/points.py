@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,6 @@ from raggedatlas.wings.vectors.converters.content import AXIS_NAMES, find_axes
 from raggedatlas.wings.vectors.reader import open_vectors
 from raggedatlas.wings.vectors.shapes import POSITION_TYPES, Attribute, Shapes, translate_codes
 from raggedatlas.wings.vectors.writer import write
-
-if TYPE_CHECKING:
-    pass
 
 
 @checked

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -436,11 +435,16 @@ def write(
         chosen = None
 
     def files() -> Iterator[File]:
-        yield group_json("", root_json(geometry, layout, place.name))
-        old = layout == "0.7"
-        whole = geometry if old else replace(geometry, levels=tuple(map(merge_local_links, geometry.levels)))
+        # Links that cannot be merged are refused before the first file.
+        whole = geometry
+        if layout == "0.9":
+            whole = replace(geometry, levels=tuple(map(merge_local_links, geometry.levels)))
+        yield group_json("", root_json(whole, layout, place.name))
         for k in range(len(whole.levels)):
-            new = partial(level_files_09, shards=shards)
-            yield from with_parent_groups((level_files_07 if old else new)(whole, k, compression=chosen))
+            if layout == "0.9":
+                own = level_files_09(whole, k, shards=shards, compression=chosen)
+            else:
+                own = level_files_07(whole, k, compression=chosen)
+            yield from with_parent_groups(own)
 
     publish_files(place, files(), overwrite=overwrite)

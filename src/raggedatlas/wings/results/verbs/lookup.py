@@ -465,16 +465,20 @@ def neighbors(
     # In row-major order, so by query and then by rank; -1 fills rows with fewer than k neighbours.
     query, rank = np.nonzero(found.rows >= 0)
     uids = dataset.ids().to_arrow().take(pa.array(found.rows[query, rank])).cast(pa.string())
-    columns: dict[str, Any] = {
-        "query": pa.array(names).take(pa.array(query)),
-        "rank": pa.array(rank + 1),
-        "uid": uids,
-        "distance": pa.array(found.distances[query, rank]),
-    }
+    answer = pa.table(
+        {
+            "query": pa.array(names).take(pa.array(query)),
+            "rank": pa.array(rank + 1),
+            "uid": uids,
+            "distance": pa.array(found.distances[query, rank]),
+        }
+    )
     if cells is not None and among is not None and among.spec.obs:
         at = pc.index_in(uids, value_set=cells.column("uid").cast(pa.string()).combine_chunks())
-        columns |= {name: cells.column(name).take(at) for name in among.spec.obs if name != "uid"}
-    return pa.table(columns)
+        for name in dict.fromkeys(among.spec.obs):
+            # Appended, because a column of the cells may be called "rank" or "distance" too.
+            answer = answer if name == "uid" else answer.append_column(name, cells.column(name).take(at))
+    return answer
 
 
 def _query_vectors(

@@ -310,9 +310,9 @@ def _obj_part(part: Mapping[str, Any], left: list[str], what: str) -> Shapes:
 
 
 def _mesh(positions: NDArray[Any], faces: NDArray[Any], attributes: Attributes | None = None) -> Shapes:
-    """Return one mesh as one object."""
-    bounds = np.array([0, len(faces)])
-    return Shapes("mesh", positions, links=faces, link_offsets=bounds, vertex_attributes=attributes or {})
+    """Return one mesh as one object; positions are float64, in which others compute."""
+    bounds, wide = np.array([0, len(faces)]), positions.astype(np.float64)
+    return Shapes("mesh", wide, links=faces, link_offsets=bounds, vertex_attributes=attributes or {})
 
 
 def _joined_meshes(parts: Sequence[Shapes]) -> Shapes:

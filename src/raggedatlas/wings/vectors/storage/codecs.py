@@ -462,7 +462,8 @@ def expand_manifests(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the fragments of an object index, expanded, in traversal order.
 
-    The result is (P,) block and chunk-local number of each, and (B + 1,) fragments of each object. `limits`, (K,), is the number of fragments of each block's chunk. Counts of a damaged index are checked against it
+    Returns block and chunk-local number of each fragment, (P,) both, and the bounds of the objects among them, (B + 1,).
+    `limits`, (K,), is the number of fragments of each block's chunk. Counts of a damaged index are checked against it
     before memory is allocated: a block that refers to a fragment that its chunk does not have is a `CorruptError`.
     `where` names the level in messages.
     """

@@ -339,3 +339,16 @@ def test_a_damaged_description_is_refused(tmp_path: Path, change: dict[str, obje
     text = json.dumps({**json.loads(writer.close().to_json()), **change})
     with pytest.raises(CorruptError, match="does not parse"):
         ArraySpec.from_json(text)
+
+
+@pytest.mark.parametrize("codec", ["bytes", {"id": "bytes"}, {"name": "bytes", "configuration": 5}])
+def test_codecs_that_do_not_parse_are_refused_with_the_name_of_the_file(local: Location, codec: object) -> None:
+    """Also those of the chunks inside a shard."""
+    writer = ArrayWriter(local, "d1/x", np.uint8, ())
+    writer.append(np.arange(3, dtype=np.uint8))
+    writer.close()
+    metadata = json.loads(local.read_bytes("d1/x/zarr.json"))
+    metadata["codecs"][0]["configuration"]["codecs"] = [codec]
+    local.write_bytes("d1/x/zarr.json", json.dumps(metadata).encode())
+    with pytest.raises(CorruptError, match=r"d1/x/zarr\.json is not Zarr v3 array metadata"):
+        read_spec(local, "d1/x")

@@ -22,7 +22,6 @@ from raggedatlas.catalog.array_checks import check_bytes
 from raggedatlas.catalog.assets import array_columns, read_records, read_specs
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.cells import check_bundle
-from raggedatlas.catalog.integrity import read_manifest
 from raggedatlas.catalog.validation import validate
 from raggedatlas.errors import AtlasError, CorruptError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.arrays import ArraySpec
@@ -30,6 +29,7 @@ from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.query.query import Query
 from raggedatlas.store.arrays import ArrayWriter, describe_group, read_group
 from raggedatlas.store.location import Location
+from raggedatlas.store.manifests import read_manifest
 from raggedatlas.store.read import ArrayReader, read_slice
 from support.atlases import GENES, small_anndata
 

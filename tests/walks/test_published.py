@@ -61,6 +61,7 @@ from raggedatlas.store.shards import cheap_gap
 from raggedatlas.store.web import WebFolder
 from support.atlases import write_results
 from support.object_store import Remote, WebServer, count_in_sequence
+from support.processes import started
 from support.spatial import make_slide
 
 N_DATASETS, N_CELLS = 4, 60
@@ -259,6 +260,29 @@ def test_the_gateway_answers_nobody_who_does_not_know_its_bucket(server: WebServ
         urlopen(WebRequest(f"{gateway.endpoint}/{gateway.bucket}/x", data=b"1", method="PUT"))
     with pytest.raises(OSError, match="404"):
         urlopen(f"{gateway.endpoint}/{gateway.bucket}/../../etc/passwd")
+
+
+FORK = """
+import gc, os, time
+from raggedatlas.store.gateway import Gateway
+gateway = Gateway("x", lambda: None)
+gateway.endpoint
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    del gateway
+    gc.collect()
+    time.sleep(0.1)
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_says_nothing_when_it_drops_a_gateway() -> None:
+    """From Python 3.13 on, a thread that was made before a fork does not start after it."""
+    with started([sys.executable, "-W", "ignore", "-c", FORK]) as process:
+        assert process.communicate(timeout=60)[1] == ""
 
 
 def test_the_server_ends_with_the_last_view(server: WebServer) -> None:

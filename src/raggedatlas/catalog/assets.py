@@ -762,7 +762,14 @@ def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
     specs = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
     for spec in specs.values():
         # For its errors: damaged codecs are refused here, and not by a later read.
-        array_decoder(spec)
+        try:
+            array_decoder(spec)
+        except AtlasError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise CorruptError(
+                f"The description of the array {spec.path} does not parse ({error!r}). Run validate()."
+            ) from error
     return specs
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import AtlasError, CorruptError, SourceError, StoreError
+from raggedatlas.errors import CorruptError, SourceError, StoreError
 from raggedatlas.model.arrays import ArraySpec
 from raggedatlas.store.byte_filters import decode_lzf, inflate, unshuffle
 from raggedatlas.store.native import GOOD, library
@@ -147,19 +147,12 @@ def array_decoder(spec: ArraySpec) -> ChunkDecoder | None:
     """Return the decoder of one chunk of an array, or None where chunks must go through zarr-python; unknown codecs are refused."""
     if spec.is_columns:
         return None
-    try:
-        codecs = json.loads(spec.codecs)
-        refuse_unknown_codecs(codecs, spec.path)
-        outer = spec.shard_shape
-        # A chunk decodes directly into a slice of the output only if it holds complete rows.
-        whole_rows = outer is not None and outer[1:] == spec.chunk_shape[1:] == spec.row_shape
-        return chunk_decoder(codecs) if whole_rows or spec.linked is not None else None
-    except AtlasError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise CorruptError(
-            f"The description of the array {spec.path} does not parse ({error!r}). Run validate()."
-        ) from error
+    codecs = json.loads(spec.codecs)
+    refuse_unknown_codecs(codecs, spec.path)
+    outer = spec.shard_shape
+    # A chunk decodes directly into a slice of the output only if it holds complete rows.
+    whole_rows = outer is not None and outer[1:] == spec.chunk_shape[1:] == spec.row_shape
+    return chunk_decoder(codecs) if whole_rows or spec.linked is not None else None
 
 
 def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") -> None:

@@ -106,9 +106,11 @@ class Gateway:
             server.shutdown()
             server.server_close()
 
-        # On a thread, as that waits, and this runs in a collection of garbage.
-        end = threading.Thread(target=stop, name="gateway", daemon=True)
-        weakref.finalize(self, end.start).atexit = False
+        def end() -> None:
+            # On a thread, as that waits, and this runs in a collection of garbage. One made before would not start in a fork.
+            threading.Thread(target=stop, name="gateway", daemon=True).start()
+
+        weakref.finalize(self, end).atexit = False
         return int(server.server_address[1])
 
 

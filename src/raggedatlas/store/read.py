@@ -435,8 +435,8 @@ def _read_wave(reader: ArrayReader, plan: ChunkPieces, wave: slice, out: NDArray
             if kind is not None:
                 # `frames` counts from the start of the wave, the plan from the first chunk of the read.
                 stored = frames.addresses[i:stop], frames.sizes[i:stop]
-                status, n = target.place(*stored, wave.start + i, kind=kind, checksum=decoder.checksum)
-                i += n
+                status, n_placed = target.place(*stored, wave.start + i, kind=kind, checksum=decoder.checksum)
+                i += n_placed
                 if status == GOOD:
                     return
                 # Blosc with another compressor than LZ4: numcodecs decodes this chunk, and the library goes on after it.

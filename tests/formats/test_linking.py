@@ -617,7 +617,7 @@ def test_a_shard_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: 
     """The index must be that of the file whose size and time are recorded."""
     group = zarr.open_group(tmp_path / "x.zarr", mode="w")
     group.create_array("x", data=np.arange(64), chunks=(4,), shards=(32,))
-    found = linking._look
+    found = linking._file_facts
 
     def look(place: Path, keys: Sequence[str]) -> Any:
         facts = found(place, keys)
@@ -626,7 +626,7 @@ def test_a_shard_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: 
                 touch(place / key)
         return facts
 
-    monkeypatch.setattr(linking, "_look", look)
+    monkeypatch.setattr(linking, "_file_facts", look)
     with pytest.raises(SourceError, match=r"x/c/1 changed while it was read"):
         Linker(source_of(zarr.open_group(tmp_path / "x.zarr", mode="r")["x"]), tmp_path / "x.zarr").add("X")
 

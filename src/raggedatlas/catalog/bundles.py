@@ -173,23 +173,23 @@ def _read_files(catalog: Catalog, own: Sequence[DatasetRecord], last: dict[str, 
     """
     first, found, arrays = own[0], dict[str, bytes](), catalog.arrays
     facts = first.file_facts
-    frames, whole = dict[str, Span](), dict[str, bytes]()
+    frames, bundles = dict[str, Span](), dict[str, bytes]()
     if facts.bundle is not None:
         file, frames = bundle_file(first.uid, facts.bundle), facts.bundle.frames
-        whole = {file: last.get(file) or arrays.read_bytes(file)}
-        if file not in last and hashlib.sha256(whole[file]).hexdigest() != facts.bundle.sha256:
+        bundles = {file: last.get(file) or arrays.read_bytes(file)}
+        if file not in last and hashlib.sha256(bundles[file]).hexdigest() != facts.bundle.sha256:
             raise CorruptError(f"{file} does not have the SHA-256 that was recorded")
         # The next dataset is of the same bundle if it is shared.
         if facts.bundle.file and file not in last:
             last.clear()
-            last |= whole
+            last |= bundles
 
     def read(path: str, span: Span | None) -> bytes:
         if span is None:
             return arrays.read_bytes(path)
-        if span.file not in whole:
+        if span.file not in bundles:
             return arrays.read_range(span.file, span.offset, span.n_bytes)
-        return whole[span.file][span.offset : span.offset + span.n_bytes]
+        return bundles[span.file][span.offset : span.offset + span.n_bytes]
 
     for name, digest in facts.frames.items():
         path = frame_file(first.uid, name)

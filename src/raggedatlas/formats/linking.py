@@ -209,7 +209,7 @@ class _ZarrFolder:
         files = array.metadata.to_buffer_dict(default_buffer_prototype())
         file = ".zarray" if ".zarray" in files else "zarr.json"
         metadata = json.loads(files[file].to_bytes())
-        if _look(self._place, [f"{array.path}/{file}".lstrip("/")])[0] is None:
+        if _file_facts(self._place, [f"{array.path}/{file}".lstrip("/")])[0] is None:
             raise _refusal(where, "the source reads another folder")
         stored = check_array_metadata(where, metadata)
         outer, inner, codecs = _zarr_chunks(where, metadata, array.dtype)
@@ -221,7 +221,7 @@ class _ZarrFolder:
         keys = [f"{array.path}/{array.metadata.encode_chunk_key(at)}".lstrip("/") for at in coordinates]
         found = [
             _ZarrFile(at, key, facts)
-            for at, key, facts in zip(coordinates, keys, _look(self._place, keys), strict=True)
+            for at, key, facts in zip(coordinates, keys, _file_facts(self._place, keys), strict=True)
             if facts
         ]
         grid = _grid(array.shape, inner)
@@ -309,7 +309,7 @@ class _Packs:
 
     def objects(self) -> SourceObjects:
         keys = tuple(self._numbers)
-        facts = [one for one in _look(self._place, keys) if one is not None]
+        facts = [one for one in _file_facts(self._place, keys) if one is not None]
         if len(facts) < len(keys):
             raise _changed(str(self._place))
         return _objects(keys, facts)
@@ -339,7 +339,7 @@ def _stamp(info: os.stat_result) -> tuple[int, int, int]:
     return info.st_size, info.st_mtime_ns, info.st_ino
 
 
-def _look(folder: AnyPath, keys: Sequence[str]) -> list[ObjectFacts | None]:
+def _file_facts(folder: AnyPath, keys: Sequence[str]) -> list[ObjectFacts | None]:
     """Return what is known of files of a folder; None for those that do not exist."""
     if isinstance(folder, Location):
         return folder.facts(keys)

@@ -1,5 +1,6 @@
 """Laws of the row readers: any block size gives the same matrix, whatever it lives in."""
 
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -194,8 +195,11 @@ def test_closed_readers_hold_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         before = tracemalloc.get_traced_memory()[0]
         reader.read(1, 3)
         reader.close()
-        # Less than the values of one chunk.
-        assert tracemalloc.get_traced_memory()[0] - before < n // 2 * width * 8
+        # Less than the values of one chunk; a thread of zarr's may hold one for a moment longer.
+        deadline = time.monotonic() + 10
+        while (held := tracemalloc.get_traced_memory()[0] - before) >= n // 2 * width * 8:
+            assert time.monotonic() < deadline, held
+            time.sleep(0.01)
     finally:
         tracemalloc.stop()
 

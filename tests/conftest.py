@@ -43,18 +43,22 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.envir
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `scripts/test --short`."""
-    parser.addoption("--ends", action="store_true", help="run the first and the last case of each parametrized test")
+    """Add the option that `scripts/test` uses."""
+    parser.addoption(
+        "--ends", choices=["long", "all"], help="of parametrized tests, of those marked `long` or of all, run the first and the last case"
+    )  # fmt: skip
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases between, after marks have chosen: other versions of libraries break a test, hardly one case of it."""
-    if not config.getoption("--ends", default=False):
+    """Leave out the cases between, after marks have chosen."""
+    ends = config.getoption("--ends", default=None)
+    if ends is None:
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        among = ends == "all" or item.get_closest_marker("long")
+        cases.setdefault(item.nodeid.partition("[")[0] if among else item.nodeid, []).append(item)
     kept = {item for own in cases.values() for item in (own[0], own[-1])}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

@@ -48,8 +48,6 @@ BLOCK = re.compile(
 )
 CELL_OPTIONS = re.compile(r"\A(---\n.*?^---\n|(:[\w-]+:[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 """Options of a notebook's cell, in either of MyST's two forms."""
-LONG = {"features", "inference", "out-of-core", "parallel", "recipes", "serve", "train"}
-"""Pages of which each takes longer than the README: they run on one Python, as all tests marked `long`."""
 SHELLS = {"console", "bash", "shell", "sh"}
 
 
@@ -108,12 +106,7 @@ def run_command(command: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=[pytest.mark.nightly if page.parent.name == "tutorial" else pytest.mark.long])
-        if page.parent.name == "tutorial" or page.stem in LONG
-        else page
-        for page in PAGES
-    ],
+    [pytest.param(page, marks=pytest.mark.nightly) if page.parent.name == "tutorial" else page for page in PAGES],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

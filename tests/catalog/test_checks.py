@@ -147,7 +147,6 @@ def test_quick_finds_wrong_features(two: Two) -> None:
     assert "duplicate-feature" in rules(catalog, "quick")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "value", "rule"),
     [

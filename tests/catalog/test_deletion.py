@@ -213,7 +213,6 @@ def test_what_is_attached_to_cells_follows(atlas: RaggedAtlas) -> None:
     assert problems(atlas) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "action",
     ["drop_result", "drop_geometry", "drop_annotation", "drop_dataset", "purge", "optimize", "rename", "replace"],
@@ -334,7 +333,6 @@ def test_a_deletion_that_dies_left_all_cells_or_none(atlas: RaggedAtlas, dying: 
     assert len(lengths) == 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("between", ["annotate", "add", "optimize", "delete", "restore", "drop"])
 def test_a_commit_in_between_does_not_matter(atlas: RaggedAtlas, between: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another writer that commits after the record was written and before the cells go is seen: the deletion is planned again."""

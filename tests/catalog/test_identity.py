@@ -88,7 +88,6 @@ def test_an_assembly_before_names_says_the_organism(tmp_path: Path) -> None:
     assert var_of(atlas, f"GRCh38_{CD79A}").to_numpy().tolist() == [[1, 1]]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("order", list(itertools.permutations(["named", "bare", "other"])))
 def test_a_poorer_source_never_overwrites_a_better_one(tmp_path: Path, order: tuple[str, ...]) -> None:
     """Bare ids leave symbols alone; of two symbols one is chosen whatever the order, and both stay names of the gene."""

@@ -84,7 +84,6 @@ DAMAGE: dict[str, tuple[str, Callable[[Catalog, str, str], object]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", DAMAGE)
 @pytest.mark.parametrize("compacted", [False, True])
 def test_damage_since_the_last_snapshot_is_found(two: Two, name: str, *, compacted: bool) -> None:

@@ -428,7 +428,6 @@ def test_a_reader_that_leaves_is_no_error(made: Path) -> None:
     assert (child.returncode, child.stderr) == (0, "")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints(shell: str) -> None:
     """The completion script of each shell can be printed."""

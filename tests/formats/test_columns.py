@@ -82,7 +82,6 @@ def held(frame: pd.DataFrame) -> ColumnTable:
     return ColumnTable(len(frame), TableColumn(frame.index.name, lambda: texts(frame.index.array)), columns)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.usefixtures("step")
 def test_column_by_column_is_the_same_file(tmp_path: Path, target: str) -> None:
@@ -125,7 +124,6 @@ def test_an_index_and_empty_tables(tmp_path: Path, name: str, n: int) -> None:
         assert files[0] == files[1]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS[:1], indirect=True)
 @pytest.mark.parametrize("target", ["gzip", "zarr2", "zarr3"])
 @pytest.mark.usefixtures("step")

@@ -80,7 +80,6 @@ def test_a_copy_is_equal(tmp_path_factory: pytest.TempPathFactory, name: str, op
     assert_same(adata, found)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("start", "name", "options"),
     [("memory", *TARGETS[0]), ("h5ad", *TARGETS[1]), ("h5ad", *TARGETS[2]), ("zarr", *TARGETS[0])],
@@ -375,7 +374,6 @@ def test_the_other_integers_of_64_bits(tmp_path: Path, name: str, options: Any, 
     assert (found.uns["n"], found.uns["list"].tolist()) == (2**64 - 1, [2**63])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", ">f4"])
 @pytest.mark.parametrize(("name", "options"), TARGETS)
 def test_types_that_scipy_does_not_hold(tmp_path: Path, name: str, options: Any, dtype: str) -> None:

@@ -87,7 +87,6 @@ def test_a_zip_file_is_refused(tmp_path: Path) -> None:
     assert sorted(at.name for at in tmp_path.iterdir()) == ["x.zarr", "x.zarr.zip"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_mended_values_are_the_values(form: Form, tmp_path: Path) -> None:
     """After several mends at once anndata reads what it reads of the good file; metadata that were consolidated are so again."""
@@ -220,7 +219,6 @@ def musts(path: Path) -> set[str]:
     return {f"{problem.rule} {problem.path}" for problem in validate(path, "full") if problem.level == "must"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("change", [attribute, array, member])
 def test_damaged_structure_is_told_or_read(change: Callable[..., str], tmp_path: Path) -> None:
     """Whatever is done to attributes, arrays and groups, the validator ends with a list or a refusal, and what it lets pass is read."""

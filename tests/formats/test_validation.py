@@ -61,7 +61,6 @@ def rules_of(problems: list[Problem]) -> set[str]:
     return {problem.rule for problem in problems}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_a_good_file_breaks_no_rule(form: Form, tmp_path: Path) -> None:
     """A file with every kind of element passes every rule at both levels; that awkward arrays are experimental is said."""
@@ -94,7 +93,6 @@ def atlas(tmp_path_factory: pytest.TempPathFactory) -> RaggedAtlas:
     return RaggedAtlas.create(tmp_path_factory.mktemp("atlas") / "a.atlas")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("found", [d for d in DAMAGES if "hdf5" in d.forms], ids=lambda d: f"{d.rule}: {d.label}")
 def test_each_damage_is_told(found: AnnDataDamage, atlas: RaggedAtlas, tmp_path: Path) -> None:
     """A damaged file is told by the rule that it breaks and by no other, and adding it is refused by that rule or works.
@@ -163,7 +161,6 @@ def told(found: AnnDataDamage, problems: list[Problem]) -> bool:
     return any(not p.path or not apart(p.path, found.place) for p in inside)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "batch"), BATCHES, ids=[f"{form}: {' '.join(d.rule for d in batch)}" for form, batch in BATCHES]
 )
@@ -252,7 +249,6 @@ def test_what_anndata_writes_breaks_no_must(tmp_path_factory: pytest.TempPathFac
     assert {problem.rule for problem in validate(folder / "y.h5ad", "full")} <= {"A59"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_all_kinds_of_elements_break_no_must(form: Form, tmp_path: Path) -> None:
     """The same for all kinds of entries of uns, in each kind of file, compressed or not, and for what our sinks write."""

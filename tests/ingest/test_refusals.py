@@ -65,7 +65,6 @@ def files_of(atlas: RaggedAtlas) -> set[Path]:
     return {at for at in Path(atlas.uri).rglob("*") if at.is_file()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", list(BROKEN))
 def test_broken_files_never_reach_an_atlas(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is refused by rule or reason, no file of the atlas is more or less after it, and the good one of two is added."""
@@ -100,7 +99,6 @@ def test_a_rule_is_named_only_where_it_is_the_reason(tmp_path: Path) -> None:
     assert "A01" not in str(caught.value)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", ["memory", "h5ad", "zarr"])
 def test_cells_of_a_query_are_not_added_again(
     atlas: RaggedAtlas, unchanged: Callable[[RaggedAtlas], AbstractContextManager[None]], tmp_path: Path, form: str

@@ -234,7 +234,6 @@ def test_what_a_function_gives_must_fit(query: Query, function: Any, said: str) 
         query.map(function, 7, pa.schema([pa.field("a", pa.int64(), nullable=False)]))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "schema", [pa.schema([]), pa.schema([("uid", "string")]), pa.schema([("a", "int8"), ("a", "int8")])]
 )

@@ -73,7 +73,6 @@ def test_what_waits_is_what_is_read_at_once(query: Query, way: str) -> None:
     assert_same_plan(WAYS[way](query))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("way", ["all", "where", "order", "limit"])
 def test_rows_that_are_stored_in_another_order_come_in_theirs(
     own: tuple[Catalog, Callable[[Catalog], Query]], way: str

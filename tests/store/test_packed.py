@@ -114,7 +114,6 @@ def chunks(draw: st.DrawFn) -> NDArray[Any]:
     return values
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("level")
 @given(values=chunks(), data=st.data())
 def test_any_content_comes_back(values: NDArray[Any], data: st.DataObject) -> None:

@@ -189,7 +189,6 @@ def mounted(folder: Path, *options: str) -> None:
         pytest.skip("nothing can be mounted here")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "left", [pytest.param(0, marks=pytest.mark.nightly), pytest.param(4096, marks=pytest.mark.nightly), 40960]
 )
@@ -230,7 +229,6 @@ def test_a_call_on_a_read_only_file_system(
     settle(tmp_path / "my.atlas", name, error, after)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_after_the_clock_was_set_back(
     complete: Path, after: dict[str, tuple[object, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -76,7 +76,6 @@ def walks(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return trace_walks(data_dir, tmp_path_factory.mktemp("walks"))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", TITLES)
 def test_the_page_tells_the_call(name: str, walks: Mapping[str, list[Entered]]) -> None:
     """The functions of the page are entered in its order, and no file that is entered is left out."""

@@ -156,7 +156,6 @@ READERS = {
 """Array of bounds -> what reads it. Queries and loaders take the rows' bounds from the cells, and only queries use columns."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", list(HOSTILE))
 @pytest.mark.parametrize("path", list(READERS))
 def test_bounds_that_do_not_ascend_are_refused_by_every_reader(

@@ -128,7 +128,6 @@ def test_killed_then_added_again(killed, data_dir, tmp_path, point) -> None:  # 
     check_whole(atlas, source)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("fix", ["repair", "gc"])
 @pytest.mark.parametrize("point", points("plan"))
 def test_what_the_dead_left_is_freed(killed, tmp_path, point, fix) -> None:  # noqa: ANN001

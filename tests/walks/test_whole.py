@@ -89,7 +89,6 @@ def without() -> dict[str, ad.AnnData]:
     }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("lacking", list(without()))
 def test_files_without_cells_or_matrices_come_back_equal(tmp_path: Path, lacking: str) -> None:
     """An empty well, metadata alone, receptors without a matrix: each is copied, added beside others, reported, and given back."""

@@ -466,7 +466,6 @@ FUNCTIONS |= {
 }
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:No cell has")
 @pytest.mark.filterwarnings("ignore:Scores are missing")
 @pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")

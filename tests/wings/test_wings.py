@@ -13,8 +13,6 @@ from raggedatlas.errors import MissingExtraError
 from raggedatlas.model.wings import BUILT_IN, answer, built_in_wings
 from raggedatlas.store.native import library_path
 
-pytestmark = pytest.mark.long
-
 USE = """
 import sys
 from importlib import import_module

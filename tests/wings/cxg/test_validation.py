@@ -40,7 +40,6 @@ def test_a_good_cxg_breaks_no_rule(form: Form, tmp_path: Path) -> None:
         assert all(p.level == "practice" for p in problems)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: f"{d.rule}-{d.form}: {d.label}")
 def test_each_damage_is_told(damage: CxgDamage, tmp_path: Path) -> None:
     """A damaged CXG is told by the rule that it breaks, at the level that was meant, and by no other rule.

@@ -40,7 +40,6 @@ def test_nothing_is_wrong_with_what_was_written(tmp_path: Path) -> None:
     assert validate_results(tmp_path) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["data", "_versions", "_indices", "toml"])
 def test_a_changed_byte_is_found(kind: str, tmp_path: Path) -> None:
     """A byte of any file of the table, its versions, its indexes or the configuration that differs is named, whichever it is."""

@@ -113,7 +113,6 @@ def test_killed_then_added_again(killed: Any, tmp_path: Path, point: tuple[str, 
     check(atlas, own, ["z"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("point", points("plan"))
 def test_what_the_dead_left_is_freed(killed: Any, tmp_path: Path, point: tuple[str, str]) -> None:
     """repair() leaves exactly the groups and columns of what is visible."""

@@ -130,7 +130,6 @@ def test_restore_brings_results_back_and_takes_later_ones(own: Modelled) -> None
     check(atlas.checkout(atlas.snapshot()), own, "zv")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("n", range(6))
 def test_a_restore_that_dies_can_be_run_again(
     own: Modelled, dying: Callable[[int], AbstractContextManager[list[str]]], n: int
@@ -189,7 +188,6 @@ def test_a_purge_takes_the_values_out_of_results(
         assert len(found) == 3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("n", [1, 3, 5, 8, 11])
 def test_a_purge_that_dies_is_finished(
     own: Modelled, dying: Callable[[int], AbstractContextManager[list[str]]], n: int

@@ -100,7 +100,6 @@ def outlines(shapes: Shapes) -> Shapes:
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [*CONVERTERS])
 @settings(max_examples=15)
 @given(data=st.data(), parts=st.sets(st.sampled_from(PARTS)))

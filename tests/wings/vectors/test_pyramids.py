@@ -324,7 +324,6 @@ def test_what_does_not_fit_the_shapes_is_refused() -> None:
         make_pyramid(Shapes("graph", np.zeros((3, 3)), links=np.array([[0, 1, 2]])))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("storage", ["none", "implicit", "explicit"])
 @pytest.mark.parametrize("layout", ["0.9", "0.7"])
 def test_a_pyramid_is_stored_and_read_level_by_level(tmp_path: Path, layout: str, storage: str) -> None:

@@ -546,7 +546,6 @@ def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         open_vectors(tmp_path / "0.9").read()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_conversion_loses_nothing(tmp_path: Path, name: str) -> None:
     """Item 106: from 0.7 to 0.9 and back all arrays are the same; fragment indexes and manifests byte by byte."""

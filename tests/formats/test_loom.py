@@ -105,6 +105,13 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, member: str, value: Any, s
         ra.read(tmp_path / "a.loom")
 
 
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """A replacement would make one name of two; the element and the text are told."""
+    write_loom(tmp_path / "a.loom", col_attrs__place=np.array([b"M\xfcnchen", b"Wien"]))
+    with pytest.raises(SourceError, match=r"col_attrs/place has the text b'M\\xfcnchen', which is not UTF-8"):
+        ra.read(tmp_path / "a.loom")
+
+
 def test_an_edge_beyond_the_nodes_is_refused(tmp_path: Path) -> None:
     """Before SciPy makes a matrix of it."""
     write_loom(tmp_path / "a.loom", col_graphs__k__a=[0], col_graphs__k__b=[2], col_graphs__k__w=[1.0])

@@ -267,15 +267,30 @@ def test_tables_that_do_not_fit_an_h5_are_refused(tmp_path: Path) -> None:
 
 
 def test_texts_become_the_table_of_their_frame(tmp_path: Path) -> None:
-    """Features and cells are read as `frame_to_arrow` writes frames of them, metadata too; bytes that are no UTF-8 are replaced."""
+    """Features and cells are read as `frame_to_arrow` writes frames of them, metadata too."""
     write_h5(tmp_path / "a.h5", ["Gene Expression"] * 7)
     with h5py.File(tmp_path / "a.h5", "a") as file:
         del file["matrix/barcodes"]
-        file["matrix/barcodes"] = np.array([b"a", b"\xff", "\u00e9".encode(), b"", b"b"])
+        file["matrix/barcodes"] = np.array([b"a", b"c", "\u00e9".encode(), b"", b"b"])
     source = tenx_h5_source(tmp_path / "a.h5")
     for table in (source.cells(), source.features("var")):
         assert frame_to_arrow(arrow_to_frame(table)).equals(table, check_metadata=True)
-    assert source.cells().column("_index").to_pylist() == ["a", "\ufffd", "\u00e9", "", "b"]
+    assert source.cells().column("_index").to_pylist() == ["a", "c", "\u00e9", "", "b"]
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """A replacement would make one name of two; the element or line, and the text, are told."""
+    write_h5(tmp_path / "a.h5", ["Gene Expression"] * 7)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        del file["matrix/barcodes"]
+        file["matrix/barcodes"] = np.array([b"a", b"caf\xe9", b"c", b"d", b"b"])
+    with pytest.raises(SourceError, match=r"matrix/barcodes has the text b'caf\\xe9', which is not UTF-8"):
+        tenx_h5_source(tmp_path / "a.h5").cells()
+    write_mtx(tmp_path / "run", packed=True)
+    with gzip.open(tmp_path / "run" / "barcodes.tsv.gz", "wb") as file:
+        file.write(b"a\nb\ncaf\xe9\nd\ne\n")
+    with pytest.raises(SourceError, match=r"barcodes\.tsv\.gz is not UTF-8 in line 3; convert it"):
+        open_source(tmp_path / "run")
 
 
 def test_samples_of_a_folder_have_prefixes(tmp_path: Path) -> None:

@@ -70,14 +70,18 @@ def test_a_good_file_breaks_no_rule(form: Form, tmp_path: Path) -> None:
 
 
 def test_files_of_formats_without_rules_are_refused(data_dir: Path, tmp_path: Path) -> None:
-    """A sound 10x or loom file is not said to break the rules of AnnData; no copy of it is repaired."""
+    """A sound 10x or loom file, or Market matrix, is not said to break the rules of AnnData; no copy of it is repaired."""
     with h5py.File(tmp_path / "a.loom", "w") as file:
         file["matrix"] = np.ones((2, 2))
         file.create_group("row_attrs")
         file.create_group("col_attrs")
-    for path, kind in ((data_dir / "lung_C144.h5", "10x"), (tmp_path / "a.loom", "loom")):
+    matrix = tmp_path / "run" / "GSM1_matrix.mtx.gz"
+    matrix.parent.mkdir()
+    matrix.touch()
+    kinds = {data_dir / "lung_C144.h5": "10x file", tmp_path / "a.loom": "loom file"}
+    for path, kind in {**kinds, matrix: "Market matrix", matrix.parent: "Market matrix"}.items():
         for limits in (None, Limits.of(path)):
-            with pytest.raises(SourceError, match=f"is a {kind} file, and the numbered rules are of AnnData"):
+            with pytest.raises(SourceError, match=f"is a {kind}, and the numbered rules are of AnnData"):
                 validate(path, limits=limits)
 
 

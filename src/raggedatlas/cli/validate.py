@@ -1,6 +1,5 @@
 """Verbs ``validate`` and ``inspect``: atlases, files, CXG, results and geometry stores."""
 
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -195,6 +194,7 @@ def _kind_of_wing(path: "AnyPath") -> FileKind | None:
 def is_file_or_store(what: "Address") -> bool:
     """Return whether a path is a file, a Zarr folder or another folder of cells, and not an atlas; of a remote path the ending decides."""
     from raggedatlas.catalog.published import serves_atlas
+    from raggedatlas.formats.tenx import is_market
     from raggedatlas.store.location import Location, as_path
 
     if serves_atlas(str(what)):
@@ -212,7 +212,7 @@ def is_file_or_store(what: "Address") -> bool:
     wings = built_in_wings()
     if any(path.suffix in wing.writers for wing in wings):
         return True
-    return any(resolve_name(detect)(path) for wing in wings for detect in wing.detectors.values())
+    return is_market(path) or any(resolve_name(detect)(path) for wing in wings for detect in wing.detectors.values())
 
 
 def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
@@ -220,8 +220,7 @@ def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
 
     `at` is the requested snapshot; `selected` says whether cells, features or layers are selected.
     """
-    # A Market-matrix folder has no metadata; it is recognized by the name of its matrix.
-    if not is_file_or_store(what) and not any(Path(what, name).is_file() for name in ("matrix.mtx", "matrix.mtx.gz")):
+    if not is_file_or_store(what):
         return False
     if selected:
         raise typer.BadParameter(

@@ -163,6 +163,17 @@ def attribute(node: Any, name: str, default: str = "") -> str:  # noqa: ANN401
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def decode_texts(values: Iterable[Any], what: str) -> list[str]:
+    """Return values as texts; bytes are UTF-8, and refused if they are not: a replacement would make two names one."""
+    values = list(values)
+    try:
+        return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{what} has the text {error.object[:80]!r}, which is not UTF-8; write the file again with its text in UTF-8."
+        ) from None
+
+
 @contextmanager
 def readable(uri: str, path: str) -> Iterator[None]:
     """Convert exceptions that libraries raise on damaged data into a `SourceError` that names the element.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.source import describe_node
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts, open_composite
-from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5
+from raggedatlas.formats.containers import Container, check_whole, decode_texts, is_array, open_hdf5
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 from raggedatlas.model.batch import CsrBlock, sparse_dtype
 from raggedatlas.model.protocols import MatrixForm
@@ -109,7 +109,7 @@ def _read_parts(container: Container) -> SourceParts:
         if getattr(value, "shape", ()) is None:
             left_out[f"attrs/{name}"] = "attribute without a value"
             continue
-        elements.setdefault(f"uns/{name}", partial(_plain, value))
+        elements.setdefault(f"uns/{name}", partial(_plain, value, f"{container.uri}: attrs/{name}"))
     whole = (*matrices, *embeddings)
     return SourceParts(n_cells, cells, whole, {"var": features}, left_out, others=tuple(loadings), elements=elements)
 
@@ -123,15 +123,15 @@ def _frame(container: Container, group: str, columns: list[str], index: str, n: 
 
 
 def _values(container: Container, path: str) -> Any:  # noqa: ANN401  (an array, or a single value)
-    return _plain(container.whole(path))
+    return _plain(container.whole(path), f"{container.uri}: {path}")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  (an array, or a single value)
+def _plain(value: Any, what: str) -> Any:  # noqa: ANN401  (an array, or a single value)
     """Return values with bytes decoded; text of fixed length has what is not ASCII as XML references."""
     array = np.asarray(value)
     if array.dtype.kind in NUMBER_KINDS:
         return value
-    texts = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in array.ravel()]
+    texts = decode_texts(array.ravel(), what)
     # h5py gives text of variable length, which is UTF-8, as `bytes` and that of fixed length as `numpy.bytes_`.
     if array.dtype.kind == "S" and type(value) is not bytes:
         texts = [REFERENCE.sub(lambda match: html.unescape(match[0]), text) for text in texts]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, NotFoundError, SourceError
 from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts, open_composite
-from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5
+from raggedatlas.formats.containers import Container, check_whole, decode_texts, is_array, open_hdf5
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import (
     CsrRows,
@@ -133,6 +133,11 @@ def market_matrices(folder: AnyPath) -> list[AnyPath]:
     return sorted((path for path in found if _market_files(path) is not None), key=str)
 
 
+def is_market(path: AnyPath) -> bool:
+    """Return whether a path is the matrix of a sample, or a folder with some; names decide."""
+    return bool(market_matrices(path)) if path.is_dir() else path.is_file() and _market_files(path) is not None
+
+
 def sample_prefix(matrix: AnyPath) -> str:
     """Return what the name of a matrix begins with, which the tables of its sample share; none if it is alone in its folder, or no matrix."""
     files = _market_files(matrix)
@@ -243,8 +248,7 @@ def _texts(container: Container, path: str, n: int) -> NDArray[Any]:
     except (pa.ArrowException, UnicodeError):
         decoded = None
     if decoded is None or decoded.null_count:
-        texts = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values]
-        return np.array(texts, dtype=object)
+        return np.array(decode_texts(values, f"{container.uri}: {path}"), dtype=object)
     return np.asarray(decoded.to_numpy(zero_copy_only=False), dtype=object)
 
 
@@ -368,7 +372,14 @@ def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
     if len(text) > MAX_TABLE:
         raise LimitError(f"{path} unpacks to more than {MAX_TABLE:,} bytes; a table of names is never so large.")
     # `str.splitlines` also splits at characters that names may have.
-    rows = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").decode(errors="replace").split("\n")
+    plain = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    try:
+        rows = plain.decode().split("\n")
+    except UnicodeDecodeError as error:
+        line = plain.count(b"\n", 0, error.start) + 1
+        raise SourceError(
+            f"{path} is not UTF-8 in line {line:,}; convert it, for example with 'iconv -f latin1 -t utf-8'."
+        ) from None
     lines = [row.split("\t") for row in rows if row]
     widths = {len(line) for line in lines}
     if len(widths) > 1:

@@ -602,3 +602,13 @@ def test_the_command_serves_until_it_is_stopped(snapshot: Any, monkeypatch: pyte
 def test_the_command_refuses_lance_results_alone(results: ResultDataset, tmp_path: Path) -> None:
     """C57: a folder of Lance results without an atlas is refused in one line."""
     assert "raggedatlas view" in refused("visualize", tmp_path / "results", "-o", tmp_path / "x.html")
+
+
+@pytest.mark.parametrize("name", ["matrix.mtx", "cells_x_genes.mtx"])
+@pytest.mark.parametrize("by_address", [False, True])
+def test_the_command_takes_folders_of_matrices(tmp_path: Path, name: str, *, by_address: bool) -> None:
+    """A folder with a Market matrix of any pipeline is cells, also by its address, and no atlas that is missing."""
+    (tmp_path / name).write_text("%%MatrixMarket matrix coordinate integer general\n2 2 1\n1 1 1\n")
+    for table in ("barcodes.tsv", "genes.tsv", "cells_x_genes.barcodes.txt", "cells_x_genes.genes.txt"):
+        (tmp_path / table).write_text("a\nb\n")
+    assert "has no embedding to show" in refused("view", tmp_path.as_uri() if by_address else tmp_path, "--no-browser")

@@ -151,8 +151,12 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
     path = as_path(path)
     if limits is not None:
         return _validate_apart(path, level, limits)
+    from raggedatlas.formats.tenx import is_market
+
+    # Sound files of formats without numbered rules would break most of those of AnnData.
+    if not isinstance(path, Location) and is_market(path):
+        raise _foreign(str(path), "Market matrix")
     with open_tree(path) as root, readable(str(path), "the root"):
-        # Sound files of formats without numbered rules would break most of those of AnnData.
         kind = ""
         if root.in_hdf5 and not declared_encoding(root)[0] and not {"obs", "mod"} & set(root.children):
             if {"matrix", "row_attrs", "col_attrs"} <= set(root.children):
@@ -160,10 +164,14 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
             elif any({"barcodes", "indptr"} <= set(member.children) for member in root.children.values()):
                 kind = "10x file"
         if kind:
-            raise SourceError(
-                f"{root.uri} is a {kind}, and the numbered rules are of AnnData and MuData; add(path, dry_run=True) reads and checks all of it."
-            )
+            raise _foreign(root.uri, kind)
         return check_root(root, full=level == "full")
+
+
+def _foreign(uri: str, kind: str) -> SourceError:
+    return SourceError(
+        f"{uri} is a {kind}, and the numbered rules are of AnnData and MuData; add(path, dry_run=True) reads and checks all of it."
+    )
 
 
 def _validate_apart(path: AnyPath, level: Depth, limits: Limits) -> Problems:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, SourceError
+from raggedatlas.formats.containers import decode_texts
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.frames import TEXT_ROWS, ColumnTable, TableColumn, Texts
@@ -375,7 +376,11 @@ def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
     columns = {name: _decoded(stored, name, read) for name, read in values.items() if name != at}
     # A range matches the index of the columns and gives a table without any its rows; names would match nothing.
     frame = pd.DataFrame({name: pd.Series(column) for name, column in columns.items()}, index=range(stored.n_rows))
-    names = np.array([str(i) for i in range(stored.n_rows)], object) if at is None else _texts(values[at])
+    names = (
+        np.array([str(i) for i in range(stored.n_rows)], object)
+        if at is None
+        else _texts(values[at], _what(stored, at))
+    )
     frame.index = pd.Index(names, dtype=str, name=_label(stored))
     return frame
 
@@ -398,7 +403,7 @@ def _index(stored: TableInfo) -> "pd.Index[Any] | Texts":
         return pd.Index([str(i) for i in range(stored.n_rows)], dtype=str)
     if _is_long_text(stored, stored.index):
         return Texts(stored.n_rows, partial(_text_blocks, stored, stored.index))
-    return pd.Index(_texts(_read(stored, [stored.index])[stored.index]), dtype=str)
+    return pd.Index(_texts(_read(stored, [stored.index])[stored.index], _what(stored, stored.index)), dtype=str)
 
 
 def _column(stored: TableInfo, name: str) -> "pd.Series[Any] | Texts":
@@ -425,7 +430,7 @@ def _text_blocks(stored: TableInfo, name: str) -> Iterator[NDArray[np.object_]]:
         check_text_offsets(stored.path, array.schema, attribute_files(array.schema, name))
         query = array.query(attrs=[name])
         for start in range(0, stored.n_rows, TEXT_ROWS):
-            yield _texts(values_of(query[start : min(start + TEXT_ROWS, stored.n_rows)], name))
+            yield _texts(values_of(query[start : min(start + TEXT_ROWS, stored.n_rows)], name), _what(stored, name))
 
 
 def read_column(stored: TableInfo, name: str) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
@@ -434,7 +439,11 @@ def read_column(stored: TableInfo, name: str) -> Any:  # noqa: ANN401  (an array
 
 
 def _decoded(stored: TableInfo, name: str, values: NDArray[Any]) -> Any:  # noqa: ANN401
-    return decode_column(f"{stored.path.name} column {name!r} of {stored.path.parent}", values, stored.hints.get(name))
+    return decode_column(_what(stored, name), values, stored.hints.get(name))
+
+
+def _what(stored: TableInfo, name: str) -> str:
+    return f"{stored.path.name} column {name!r} of {stored.path.parent}"
 
 
 def _read(stored: TableInfo, names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -466,7 +475,7 @@ def decode_column(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: A
             f"C30: the categories of {what} are not a list of unique strings; correct the metadata {HINTS}."
         )
     text = values.dtype.kind in "OUS"
-    plain: NDArray[Any] = _texts(values) if text else values
+    plain: NDArray[Any] = _texts(values, what) if text else values
     if kind == "boolean" and plain.dtype.kind in "iub":
         return plain != 0
     if kind != "categorical":
@@ -503,7 +512,7 @@ def decode_column(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: A
     return pd.Categorical.from_codes(codes, categories=pd.Index(categories, dtype=str))
 
 
-def _texts(values: NDArray[Any]) -> NDArray[np.object_]:
+def _texts(values: NDArray[Any], what: str) -> NDArray[np.object_]:
     out = np.empty(len(values), object)
-    out[:] = [v.decode("utf-8", errors="replace") if isinstance(v, bytes) else str(v) for v in values.tolist()]
+    out[:] = decode_texts(values.tolist(), f"C00: {what}")
     return out

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.containers import decode_texts
 from raggedatlas.formats.soma import tiledb_kind
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.validation import Depth, Problems
@@ -313,7 +314,11 @@ def iter_column_blocks(checker: CxgChecker, name: str, column: str) -> Iterator[
         reader = array.query(attrs=[column])
         for start in range(0, values.shape[0], ROWS):
             read = reader[start : min(start + ROWS, values.shape[0])]
-            yield np.asarray(read[column])
+            found = np.asarray(read[column])
+            if array.schema.attr(column).dtype.kind == "S":
+                # TileDB decodes no bytes, which reading takes for UTF-8.
+                decode_texts(found.tolist(), "the column")
+            yield found
 
 
 def _read_columns(checker: CxgChecker, name: str, hints: dict[str, Any]) -> None:

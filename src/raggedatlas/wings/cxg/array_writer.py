@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import ValuesError
-from raggedatlas.formats.external_sort import ExternalColumnSort, merge_slices
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.wings.cxg.array_reader import DenseArray, LazyArray, SparseRowReader
+from raggedatlas.wings.cxg.column_sort import ExternalColumnSort, merge_slices
 from raggedatlas.wings.cxg.options import (
     ANONYMOUS,
     HINTS,

@@ -1,10 +1,12 @@
 """Mirrors: `sync` copies what snapshots reach, only what differs, and the target never shows a part."""
 
 import datetime as dt
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,7 +185,7 @@ def test_a_process_that_cannot_write_more_ends_with_one_line(grown: tuple[Catalo
 def test_what_a_killed_process_left_is_no_damage_and_goes(
     grown: tuple[Catalog, Location], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a file lies apart from the files of stores, and the next call that succeeds removes it."""
+    """Half a file lies apart from the files of stores; a later call removes it, once no other call can be writing it."""
     catalog, target = grown
     with monkeypatch.context() as patch:
         # A killed process does not come to its `finally`.
@@ -193,6 +195,10 @@ def test_what_a_killed_process_left_is_no_damage_and_goes(
             copy(catalog, target)
     (left,) = target.path.rglob("*.tmp")
     assert left.parent == target.path / mirror.PARTIAL
+    copy(catalog, target)
+    assert left.exists()
+    long_ago = time.time() - 2 * assets.GRACE.total_seconds()
+    os.utime(left, (long_ago, long_ago))
     copy(catalog, target)
     assert not left.parent.exists()
     assert_equal(catalog, target)

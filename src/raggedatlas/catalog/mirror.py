@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from uuid import uuid4
 
@@ -94,7 +94,7 @@ def _copy_snapshots(
     entries = _refuse_foreign(catalog, mirror, records, held)
     scratch = mirror.location.child(PARTIAL)
     if not dry_run:
-        remove_partial(scratch, GRACE)
+        remove_partial(scratch)
     groups, n_bytes, n_files = [], 0, 0
     known = {uid for record in held for uid in Inventory(mirror.at(record)).folders}
     roots, folders, links = {record.root_hash for record in held}, set[str](), dict[str, _Linked]()
@@ -145,7 +145,7 @@ def _copy_snapshots(
                 if NUMBERED.fullmatch(tag) and tag not in kept:
                     tables.untag(name, tag)
         seal_versions(mirror)
-        remove_partial(scratch, timedelta(0))
+        remove_partial(scratch)
     progress("tables", 1, 1)
     notes = [f"snapshots: {len(records)}; {n_files:,} file(s) {'differ' if dry_run else 'copied'}"]
     notes += [f"a file of older snapshots could not be copied: {text}" for text in lost.values()]
@@ -327,10 +327,10 @@ def _same_file(source: Location, target: Location, key: str) -> bool:
         return False
 
 
-def remove_partial(scratch: Location, grace: timedelta) -> None:
-    """Remove what calls that died have copied in part, from the time before `grace`."""
+def remove_partial(scratch: Location) -> None:
+    """Remove what calls that died have copied in part, but nothing that another call is writing."""
     if scratch.is_local and scratch.exists():
-        oldest = datetime.now(UTC) - grace
+        oldest = datetime.now(UTC) - GRACE
         with store_errors(f"clean up {scratch.uri}"):
             for key, _, when in scratch.list_objects():
                 if when <= oldest:

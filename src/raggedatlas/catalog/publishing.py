@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,7 @@ def publish(
         if (PACK.fullmatch(key) or INDEX.fullmatch(key)) and key not in {*head.packs, head.index} and when < oldest
     ]
     target.delete_objects(unused)
-    remove_partial(target.child(PARTIAL), timedelta(0))
+    remove_partial(target.child(PARTIAL))
     notes.insert(
         0, f"snapshots: {len(records)}, in {len(entries) + 5:,} files at {target.uri}; {len(packs):,} pack(s) written"
     )
@@ -478,7 +478,7 @@ def clone(
             done += len(map_groups(copy, step[at : at + _AT_ONCE]))
     progress("files", total, total)
     seal_versions(catalog_at(target))
-    remove_partial(target.child(PARTIAL), timedelta(0))
+    remove_partial(target.child(PARTIAL))
     n_bytes = sum(files.places[path].n_bytes for step in missing for path in step)
     return MaintenanceReport(
         n_bytes=n_bytes, notes=(f"{total:,} file(s) copied from {view.location.uri} to {target.uri}",)

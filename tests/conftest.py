@@ -51,14 +51,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases between, after marks have chosen."""
+    """Leave out the cases between the first and the last, after marks have chosen."""
     ends = config.getoption("--ends", default=None)
     if ends is None:
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        among = ends == "all" or item.get_closest_marker("long")
-        cases.setdefault(item.nodeid.partition("[")[0] if among else item.nodeid, []).append(item)
+        shortened = ends == "all" or item.get_closest_marker("long")
+        cases.setdefault(item.nodeid.partition("[")[0] if shortened else item.nodeid, []).append(item)
     kept = {item for own in cases.values() for item in (own[0], own[-1])}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

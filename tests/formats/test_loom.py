@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, member: str, value: Any, s
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """A replacement would make one name of two; the element and the text are told."""
+    """The message names the element and its text."""
     write_loom(tmp_path / "a.loom", col_attrs__place=np.array([b"M\xfcnchen", b"Wien"]))
     with pytest.raises(SourceError, match=r"col_attrs/place has the text b'M\\xfcnchen', which is not UTF-8"):
         ra.read(tmp_path / "a.loom")

@@ -465,3 +465,21 @@ def test_categories_are_there_once(tmp_path: Path, categories: Any) -> None:
     with pytest.raises(SourceError, match="obs/kind"):
         copy(path, tmp_path / "y.h5ad")
     assert [at.name for at in tmp_path.iterdir()] == ["x.h5ad"]
+
+
+def old_table(file: h5py.File) -> None:
+    """Store `obs` as anndata 0.6 did, with a name that is not UTF-8."""
+    del file["obs"]
+    file["obs"] = np.array([(b"c0", 0), (b"caf\xe9", 1), (b"c2", 2)], [("index", "S5"), ("x", "f4")])
+
+
+def old_order(file: h5py.File) -> None:
+    """Store the names of columns as bytes."""
+    file["obs"].attrs["column-order"] = np.array([b"kind", b"caf\xe9"])
+
+
+@pytest.mark.parametrize(("change", "place"), [(old_table, "obs"), (old_order, "column-order of /obs")])
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path, change: Callable[[h5py.File], Any], place: str) -> None:
+    """Old writers stored names as bytes; the message names the element."""
+    with pytest.raises(SourceError, match=rf"{place} has the text b'caf\\xe9', which is not UTF-8"):
+        h5ad_source(made(tmp_path, change)).cells()

@@ -279,7 +279,7 @@ def test_texts_become_the_table_of_their_frame(tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """A replacement would make one name of two; the element or line, and the text, are told."""
+    """The message names the element and its text, or the line of a table."""
     write_h5(tmp_path / "a.h5", ["Gene Expression"] * 7)
     with h5py.File(tmp_path / "a.h5", "a") as file:
         del file["matrix/barcodes"]

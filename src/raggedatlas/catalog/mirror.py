@@ -328,7 +328,7 @@ def _same_file(source: Location, target: Location, key: str) -> bool:
 
 
 def remove_partial(scratch: Location) -> None:
-    """Remove what calls that died have copied in part, but nothing that another call is writing."""
+    """Remove partial files of killed calls: those older than `GRACE`, because another call may be writing the younger ones."""
     if scratch.is_local and scratch.exists():
         oldest = datetime.now(UTC) - GRACE
         with store_errors(f"clean up {scratch.uri}"):

@@ -164,7 +164,7 @@ def attribute(node: Any, name: str, default: str = "") -> str:  # noqa: ANN401
 
 
 def decode_texts(values: Iterable[Any], what: str) -> list[str]:
-    """Return values as texts; bytes are UTF-8, and refused if they are not: a replacement would make two names one."""
+    """Return values as text, bytes decoded as UTF-8; bytes that are not UTF-8 are refused, because replaced ones could make two names equal."""
     values = list(values)
     try:
         return [value.decode() if isinstance(value, bytes) else str(value) for value in values]

@@ -23,6 +23,7 @@ from raggedatlas.formats.containers import (
     Container,
     attribute,
     check_elements,
+    decode_texts,
     is_array,
     is_tree,
     open_hdf5,
@@ -105,7 +106,7 @@ def _read_parts(container: Container, limit: int) -> SourceParts:
     left_out: dict[str, str] = {}
     names = list(container.names("mod"))
     stated = container.get("mod").attrs.get("mod-order", [])
-    order = [n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(stated)]
+    order = decode_texts(np.atleast_1d(stated), f"{container.uri}: mod-order of mod")
     # An outdated `mod-order` would hide a modality or name one that does not exist.
     for name in order if sorted(order) == names else names:
         if attribute(container.get(f"mod/{name}"), "encoding-type") == "MuData":

@@ -607,7 +607,7 @@ def test_the_command_refuses_lance_results_alone(results: ResultDataset, tmp_pat
 @pytest.mark.parametrize("name", ["matrix.mtx", "cells_x_genes.mtx"])
 @pytest.mark.parametrize("by_address", [False, True])
 def test_the_command_takes_folders_of_matrices(tmp_path: Path, name: str, *, by_address: bool) -> None:
-    """A folder with a Market matrix of any pipeline is cells, also by its address, and no atlas that is missing."""
+    """A folder with a Market matrix of any pipeline is read as cells, also by its address, and not taken for an atlas."""
     (tmp_path / name).write_text("%%MatrixMarket matrix coordinate integer general\n2 2 1\n1 1 1\n")
     for table in ("barcodes.tsv", "genes.tsv", "cells_x_genes.barcodes.txt", "cells_x_genes.genes.txt"):
         (tmp_path / table).write_text("a\nb\n")

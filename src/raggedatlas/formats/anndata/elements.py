@@ -8,7 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, SourceError
-from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
+from raggedatlas.formats.containers import (
+    Container,
+    attribute,
+    check_whole,
+    decode_texts,
+    is_array,
+    readable,
+    unknown_encoding,
+)
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.frames import TEXT_ROWS, ColumnTable, TableColumn, Texts
 from raggedatlas.store.runtime import warnings_as
@@ -224,7 +232,7 @@ def _frame(container: Container, path: str) -> Any:  # noqa: ANN401
 def columns_listed(node: Any) -> list[str]:  # noqa: ANN401
     """Return the columns that a stored table lists, in order."""
     names = np.atleast_1d(node.attrs.get("column-order", []))
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    return decode_texts(names, f"column-order of {node.name}")
 
 
 def _awkward(container: Container, path: str) -> Any:  # noqa: ANN401
@@ -310,7 +318,7 @@ def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.
         frame = read_element(container, path)
     if len(frame) != n_rows:
         raise SourceError(f"{container.uri}: {path} has columns of different lengths; write the file again.")
-    frame.index = _as_text(frame.index)
+    frame.index = _as_text(frame.index, f"{container.uri}: {path}")
     return frame
 
 
@@ -359,7 +367,9 @@ def _read_column(container: Container, n_rows: int, path: str, *, is_index: bool
         return Texts(n_rows, partial(_text_blocks, container, path), dtype)
     values = read_element(container, path)
     with readable(container.uri, path):
-        column: Any = _as_text(pd.Index(values)) if is_index else pd.Series(values, copy=False)
+        column: Any = (
+            _as_text(pd.Index(values), f"{container.uri}: {path}") if is_index else pd.Series(values, copy=False)
+        )
     if len(column) != n_rows:
         raise SourceError(f"{container.uri}: {path} has {len(column):,} values, where {n_rows:,} were expected.")
     return column
@@ -389,13 +399,13 @@ def _text_blocks(container: Container, path: str) -> Iterator[NDArray[np.object_
         yield block
 
 
-def _as_text(index: "pd.Index[Any]") -> "pd.Index[Any]":
+def _as_text(index: "pd.Index[Any]", what: str) -> "pd.Index[Any]":
     import pandas as pd
 
     if isinstance(index.dtype, np.dtype) and index.dtype.kind == "O":
         if pd.api.types.infer_dtype(index, skipna=False) == "string":
             return index
-        return pd.Index([v.decode() if isinstance(v, bytes) else str(v) for v in index], dtype=object, name=index.name)
+        return pd.Index(decode_texts(index, what), dtype=object, name=index.name)
     if isinstance(index.dtype, pd.StringDtype):
         return index
     return index.astype(str)
@@ -439,10 +449,11 @@ def _read_structured(container: Container, path: str, categories_in: str) -> "pd
     for name in names:
         if records.dtype[name].shape:
             raise SourceError(f"{container.uri}: column {name!r} of {path} has more than one value per row.")
-        values = _decode_column(records[name])
+        values = _decode_column(records[name], f"{container.uri}: {path}")
         known = container.get(f"{categories_in}/{name}_categories") if categories_in and name != index_field else None
         if known is not None and values.dtype.kind in "iu":
-            categories = _decode_column(np.atleast_1d(container.whole(f"{categories_in}/{name}_categories")))
+            at = f"{categories_in}/{name}_categories"
+            categories = _decode_column(np.atleast_1d(container.whole(at)), f"{container.uri}: {at}")
             if values.max(initial=-1) >= len(categories) or values.min(initial=0) < -1:
                 raise SourceError(
                     f"{container.uri}: column {name!r} of {path} has a code outside its {len(categories)} categories."
@@ -454,7 +465,7 @@ def _read_structured(container: Container, path: str, categories_in: str) -> "pd
     return pd.DataFrame(columns, index=pd.Index(index, name=index_field))
 
 
-def _decode_column(values: Any) -> Any:  # noqa: ANN401
+def _decode_column(values: Any, what: str) -> Any:  # noqa: ANN401
     if values.dtype.kind in "SO":
-        return np.array([v.decode() if isinstance(v, bytes) else str(v) for v in values], dtype=object)
+        return np.array(decode_texts(values, what), dtype=object)
     return values

@@ -27,6 +27,7 @@ from raggedatlas.formats.containers import (
     Container,
     attribute,
     check_elements,
+    decode_texts,
     is_array,
     open_hdf5,
     open_object,
@@ -246,7 +247,7 @@ class _Stored(_Contents):
 
         def named(path: str) -> "pd.DataFrame":
             values = self.container.whole(self.prefix + path, rows.shape[1])
-            return columns_of([v.decode() if isinstance(v, bytes) else str(v) for v in values])
+            return columns_of(decode_texts(values, f"{self.container.uri}: {self.prefix}{path}"))
 
         for candidate in () if key in self.features else _name_keys(key.removeprefix("obsm/")):
             stored = self._get(f"uns/{candidate}")

@@ -155,7 +155,7 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
 
     # Sound files of formats without numbered rules would break most of those of AnnData.
     if not isinstance(path, Location) and is_market(path):
-        raise _foreign(str(path), "Market matrix")
+        raise _no_rules(str(path), "Market matrix")
     with open_tree(path) as root, readable(str(path), "the root"):
         kind = ""
         if root.in_hdf5 and not declared_encoding(root)[0] and not {"obs", "mod"} & set(root.children):
@@ -164,11 +164,11 @@ def validate(path: Address, level: Depth = "metadata", *, limits: Limits | None 
             elif any({"barcodes", "indptr"} <= set(member.children) for member in root.children.values()):
                 kind = "10x file"
         if kind:
-            raise _foreign(root.uri, kind)
+            raise _no_rules(root.uri, kind)
         return check_root(root, full=level == "full")
 
 
-def _foreign(uri: str, kind: str) -> SourceError:
+def _no_rules(uri: str, kind: str) -> SourceError:
     return SourceError(
         f"{uri} is a {kind}, and the numbered rules are of AnnData and MuData; add(path, dry_run=True) reads and checks all of it."
     )

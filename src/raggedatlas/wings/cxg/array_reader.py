@@ -379,7 +379,7 @@ def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
     names = (
         np.array([str(i) for i in range(stored.n_rows)], object)
         if at is None
-        else _texts(values[at], _what(stored, at))
+        else _texts(values[at], _column_place(stored, at))
     )
     frame.index = pd.Index(names, dtype=str, name=_label(stored))
     return frame
@@ -403,7 +403,7 @@ def _index(stored: TableInfo) -> "pd.Index[Any] | Texts":
         return pd.Index([str(i) for i in range(stored.n_rows)], dtype=str)
     if _is_long_text(stored, stored.index):
         return Texts(stored.n_rows, partial(_text_blocks, stored, stored.index))
-    return pd.Index(_texts(_read(stored, [stored.index])[stored.index], _what(stored, stored.index)), dtype=str)
+    return pd.Index(_texts(_read(stored, [stored.index])[stored.index], _column_place(stored, stored.index)), dtype=str)
 
 
 def _column(stored: TableInfo, name: str) -> "pd.Series[Any] | Texts":
@@ -430,7 +430,9 @@ def _text_blocks(stored: TableInfo, name: str) -> Iterator[NDArray[np.object_]]:
         check_text_offsets(stored.path, array.schema, attribute_files(array.schema, name))
         query = array.query(attrs=[name])
         for start in range(0, stored.n_rows, TEXT_ROWS):
-            yield _texts(values_of(query[start : min(start + TEXT_ROWS, stored.n_rows)], name), _what(stored, name))
+            yield _texts(
+                values_of(query[start : min(start + TEXT_ROWS, stored.n_rows)], name), _column_place(stored, name)
+            )
 
 
 def read_column(stored: TableInfo, name: str) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
@@ -439,10 +441,10 @@ def read_column(stored: TableInfo, name: str) -> Any:  # noqa: ANN401  (an array
 
 
 def _decoded(stored: TableInfo, name: str, values: NDArray[Any]) -> Any:  # noqa: ANN401
-    return decode_column(_what(stored, name), values, stored.hints.get(name))
+    return decode_column(_column_place(stored, name), values, stored.hints.get(name))
 
 
-def _what(stored: TableInfo, name: str) -> str:
+def _column_place(stored: TableInfo, name: str) -> str:
     return f"{stored.path.name} column {name!r} of {stored.path.parent}"
 
 

@@ -316,7 +316,7 @@ def iter_column_blocks(checker: CxgChecker, name: str, column: str) -> Iterator[
             read = reader[start : min(start + ROWS, values.shape[0])]
             found = np.asarray(read[column])
             if array.schema.attr(column).dtype.kind == "S":
-                # TileDB decodes no bytes, which reading takes for UTF-8.
+                # TileDB returns such columns as bytes, which the reader decodes as UTF-8.
                 decode_texts(found.tolist(), "the column")
             yield found
 
